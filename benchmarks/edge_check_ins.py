@@ -22,8 +22,8 @@ from measure import fresh_home, process_cpu_s, process_rss_mib, record, table
 
 from cavvy.agent.http_client import connect as open_line
 from cavvy.agent.wire import ServerAddress
+from cavvy.capabilities.edge.wire import EnrolmentAsk, invite_devices
 from cavvy.client import connect
-from cavvy.client.edge_wire import EnrolmentAsk, invite_devices
 from cavvy.client.state import default_home, read_server
 
 _SETTINGS = """[server]

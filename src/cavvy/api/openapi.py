@@ -12,7 +12,7 @@ from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response
 
-from cavvy.api.auth import AGENT, EDGE, NODES, is_open
+from cavvy.api.auth import AGENT, NODES, is_open, list_own_roots
 from cavvy.api.errors import CODES
 from cavvy.api.rules import ProjectSource, RouteRule, RuleCheck
 from cavvy.client import wire
@@ -52,7 +52,7 @@ _SCHEMES = {
     },
 }
 # path prefix -> kind of token; on all other paths, the user's token
-_ROOTS = {AGENT: "gang", NODES: "machine", EDGE: "machine"}
+_ROOTS = {AGENT: "gang", NODES: "machine"}
 
 
 def document(
@@ -142,8 +142,9 @@ def describe(app: FastAPI) -> dict[str, Any]:
     for unused in ("HTTPValidationError", "ValidationError"):  # FastAPI's own schemas for errors
         schemas.pop(unused, None)
     components |= {"schemas": schemas, "securitySchemes": _SCHEMES}
+    roots = {**_ROOTS, **dict.fromkeys(list_own_roots(), "machine")}
     for path, operations in document["paths"].items():
-        scheme = next((name for root, name in _ROOTS.items() if path.startswith(root)), "user")
+        scheme = next((name for root, name in roots.items() if path.startswith(root)), "user")
         for operation in operations.values():
             operation["security"] = [] if is_open(path) else [{scheme: []}]
     return document

@@ -55,9 +55,11 @@ class GangTokens:
         digest = hmac.digest(self._key, b"peer\0" + text.encode("utf-8", "surrogatepass"), sha256)
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
-    def of_device(self, text: str) -> str:
-        """Return the proof that this installation has issued a text to a device at the edge."""
-        digest = hmac.digest(self._key, b"edge\0" + text.encode("utf-8", "surrogatepass"), sha256)
+    def prove(self, purpose: str, text: str) -> str:
+        """Return the proof that this installation has issued a text for a capability's purpose."""
+        digest = hmac.digest(
+            self._key, b"%b\0" % purpose.encode() + text.encode("utf-8", "surrogatepass"), sha256
+        )
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def check_claim(self, request: Request, gang: str, rank: int) -> bool:

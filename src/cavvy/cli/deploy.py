@@ -15,7 +15,7 @@ from cavvy.cli.view.output import json_option
 if TYPE_CHECKING:
     from cavvy.cli.task.deployment import Deployment, ModelChoice
     from cavvy.client import ApiClient
-    from cavvy.client.edge_wire import ModelView
+    from cavvy.client.model_wire import ModelView
 
 
 @click.command("deploy")
@@ -71,7 +71,7 @@ def command(
     MODEL@NUMBER, or MODEL@LABEL with a label of `cavvy model promote`, serves a version that `cavvy
     model publish` published. If it was not published from a job, pass --service.
     """
-    from cavvy.cli.model import find_version
+    from cavvy.cli.reach.published import find_version
     from cavvy.cli.reach.service_call import await_url, list_advice
     from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file
 

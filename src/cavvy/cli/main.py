@@ -64,8 +64,6 @@ _OWN: dict[str, dict[str, str]] = {
         "key": "Create, list and revoke keys for calls to a service.",
         "queue": "List, show, retry and delete queued calls to a service.",
         "unserve": "Stop a service after its pending requests are answered.",
-        "model": "Publish models in numbered, signed versions.",
-        "edge": "Serve models on devices that are often offline.",
     },
     "Work on nodes": {
         "dev": "Get a machine for interactive work: a shell, an editor or Jupyter.",
@@ -171,6 +169,7 @@ class _CommandTable(NamedTuple):
     sections: dict[str, dict[str, str]]  # what each command does, by section
     places: dict[str, str]  # MODULE:NAME of each command
     merged: dict[str, str]  # how commands are called that belong to another one
+    inner: tuple[str, ...]  # the names of two words: commands of capabilities in a group
     left_out: dict[str, str]  # why something of a capability is left out
 
 
@@ -184,24 +183,27 @@ def _add_commands() -> _CommandTable:
         for name, home in homes
     }
     sections = {title: list(names.items()) for title, names in _OWN.items()}
-    merged = dict(_OWN_MERGED)
+    merged, inner = dict(_OWN_MERGED), list[str]()
     for capability in found.capabilities:
         for each in capability.commands:
             if each.name in places:
                 left_out[f"{capability.name}, command {each.name}"] = "another command has its name"
                 continue
+            places[each.name] = each.place
+            if " " in each.name:
+                inner.append(each.name)
+                continue
             rows = sections.setdefault(each.section, [])
             at = {name: index + 1 for index, (name, _) in enumerate(rows)}
             before = [at[name] for name in each.after.split() if name in at]
             rows.insert(before[0] if before else len(rows), (each.name, each.summary))
-            places[each.name] = each.place
             if each.called:
                 merged[each.name] = each.called
     table = {title: dict(rows) for title, rows in sections.items()}
-    return _CommandTable(table, places, merged, left_out)
+    return _CommandTable(table, places, merged, tuple(inner), left_out)
 
 
-SECTIONS, PLACES, MERGED, LEFT_OUT = _add_commands()
+SECTIONS, PLACES, MERGED, _INNER, LEFT_OUT = _add_commands()
 COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.items()}
 
 
@@ -275,7 +277,7 @@ class LazyGroup(click.Group):
             return None
         command = _load(cmd_name)
         if isinstance(command, click.Group):
-            for former, words in MERGED.items():
+            for former, words in (*MERGED.items(), *((name, name) for name in _INNER)):
                 group, _, name = words.partition(" ")
                 if group == cmd_name and name not in command.commands:
                     command.add_command(_load(former), name)

@@ -38,7 +38,6 @@ from cavvy.console.access import (
 from cavvy.console.memory import NOT_RUNNING, ClientPool
 from cavvy.console.pages import (
     costs,
-    devices,
     group,
     job,
     jobs,
@@ -62,6 +61,16 @@ _LONGEST_TOKEN = 16 << 10  # bytes of the form that signs in
 _MOST_FIELDS = 2000
 _FORM_S = 10.0  # seconds for a complete form
 _SIGNING_IN = 8  # browsers that sign in at a time, so that attempts leave threads for pages
+_MENU = (
+    ("/", "Overview"),
+    ("/jobs", "Jobs"),
+    ("/services", "Services"),
+    ("/machines", "Machines"),
+    ("/offers", "Offers"),
+    ("/queue", "Queue"),
+    ("/costs", "Costs"),
+    ("/team", "Team"),
+)
 _log = logging.getLogger(__name__)
 
 
@@ -98,8 +107,6 @@ class Console:
                 self._page("/services/{project}/{name}", services.make_one),
                 self._page("/services/{project}/{name}/try", services.make_trial),
                 self._page("/machines", machines.make),
-                self._page("/devices", devices.make),
-                self._page("/devices/{project}/{name}", devices.make_one),
                 self._page("/offers", offers.make),
                 self._page("/capacity", offers.make_capacity),
                 self._page("/costs", costs.make),
@@ -135,10 +142,6 @@ class Console:
             self._action("/machines/{project}/{name}/start", machines.start),
             self._action("/machines/{project}/{name}/stop", machines.stop),
             self._action("/machines/{project}/{name}/keep", machines.keep),
-            self._action("/devices", devices.act),
-            self._action("/devices/{project}/rollouts/{name}/halt", devices.halt),
-            self._action("/models/{project}/{name}/promote", devices.promote),
-            self._action("/models/{project}/{name}/labels/{label}/remove", devices.unlabel),
             self._action("/budgets", costs.set_budget),
             self._action("/budgets/{name}/remove", costs.remove_budget),
             self._action("/team/{project}/secrets", team.set_secret),
@@ -158,13 +161,14 @@ class Console:
         ]
 
     def _own_pages(self) -> Iterator[Route]:
-        """Yield the pages of capabilities."""
+        """Yield the pages of capabilities, and the changes that their forms request."""
         for capability in find_capabilities().capabilities:
-            for page in capability.pages:
-                try:
-                    yield self._page(page.path, load(page.place))
-                except Exception as error:  # noqa: BLE001 - code of others raises anything
-                    say_left_out(capability, f"the page {page.path}", error)
+            for make, own in ((self._page, capability.pages), (self._action, capability.actions)):
+                for each in own:
+                    try:
+                        yield make(each.path, load(each.place))
+                    except Exception as error:  # noqa: BLE001 - code of others raises anything
+                        say_left_out(capability, f"the page {each.path}", error)
 
     def _page(self, path: str, make: _MakePage) -> Route:
         def show(request: Request) -> Response:
@@ -415,14 +419,18 @@ class Console:
             "path": request.url.path,
             "shared": self._access.shared,
             "now": self._now(),
-            "own_menu": _list_menu(),
+            "menu": _list_menu(),
         }
 
 
 def _list_menu() -> list[tuple[str, str]]:
-    """Return the paths and words of the capabilities' pages in the menu."""
-    found = find_capabilities().capabilities
-    return [(page.path, page.menu) for each in found for page in each.pages if page.menu]
+    """Return the paths and words of the menu, with those of capabilities."""
+    menu = list(_MENU)
+    for page in (page for each in find_capabilities().capabilities for page in each.pages):
+        if page.menu:
+            at = next((n for n, (path, _) in enumerate(menu, 1) if path == page.after), len(menu))
+            menu.insert(at, (page.path, page.menu))
+    return menu
 
 
 def _next_of(request: Request) -> str:

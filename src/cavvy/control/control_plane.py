@@ -21,8 +21,6 @@ from cavvy.control.attempt_counts import AttemptCounts
 from cavvy.control.budgets import BUDGETS, BudgetKeeper, post_discounts
 from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred, Notes
-from cavvy.control.edge import EdgeService, is_edge_key
-from cavvy.control.edge_steps import EdgeSteps, StepKeeper
 from cavvy.control.fair_queue import FairQueue
 from cavvy.control.gang_operator import GangOperator, GangOperatorDependencies
 from cavvy.control.garbage_collector import EVERY, SWEEP, GarbageCollector, OrphanReport
@@ -37,7 +35,14 @@ from cavvy.control.markets import (
     StandbyGangs,
 )
 from cavvy.control.node_pools import PoolNodes, PoolService, is_pool_key
-from cavvy.control.parts import ControlParts, OpenSealed, OwnReconciler
+from cavvy.control.parts import (
+    NO_DEVICES,
+    ControlParts,
+    DeviceKeeper,
+    FileKeeper,
+    OpenSealed,
+    OwnReconciler,
+)
 from cavvy.control.provider_bills import BillAudit, StorageMeter
 from cavvy.control.provider_pool import ProviderPool, ProviderTasks
 from cavvy.control.queue import QueueReconciler
@@ -60,6 +65,7 @@ from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.retention import RetentionDays
 from cavvy.domain.shares import HALF_LIFE, MIN_RUN
+from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import Delivery, EdgeStep, TaskSpec
 from cavvy.domain.values import Struct, field, replace
 from cavvy.frame.discover import load_all, say_left_out
@@ -70,7 +76,7 @@ from cavvy.providers.abilities import (
     ability,
 )
 from cavvy.providers.base import AgentEndpoint, Provider, ProviderError
-from cavvy.store.base import LeaseLost, RowNotFound, StoreError
+from cavvy.store.base import AtomicWrite, LeaseLost, RowNotFound, StoreError
 from cavvy.store.channel import ServerSignal, SignalKind
 from cavvy.store.checkpoint_folders import CheckpointFolders
 from cavvy.store.leases import RELAY_LEASE, LeaseTurn
@@ -80,6 +86,7 @@ _HOSTS_EVERY = timedelta(minutes=1)
 _ROOM_PAUSE = timedelta(seconds=2)  # pause between two tries to write to a full disk
 _NOW = timedelta(0)
 _WEBHOOKS_EVERY = 20  # number of job checks between two checks of webhooks
+_LOOK_AGAIN = timedelta(minutes=1)
 _LEASE_PAUSE = timedelta(seconds=1)  # pause before a server without a valid lease checks again
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -113,7 +120,7 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     min_run: timedelta = MIN_RUN  # of work whose nodes another project may get back for its quota
     front: ServiceFront | None = None  # None: the server runs no services
     share: WorkShare | None = None  # this server's share; None: it is the only server
-    step_keeper: StepKeeper | None = None  # None: steps with models of devices fail
+    keeper: FileKeeper | None = None  # for the reconcilers of capabilities
     traced: bool = False  # whether the server sends traces, so that work learns its span
 
 
@@ -164,8 +171,6 @@ class ControlPlane:
         self.node_pools = PoolService(store, clock, self.jobs, self.hint)
         self.maintenance = MaintenanceService(store, self.pool, clock, self.hint)
         self.reservations = ReservationService(store, self.pool, clock, self.maintenance, self.hint)
-        self.edge = self._make_edge()
-        self._steps = EdgeSteps(store, clock, self.edge, self.checkpoints, dependencies.step_keeper)
         self.services, self._serving = self._make_serving()
         self._tasks = ProviderTasks(clock, self._look_at)
         self._own = list(self._make_own())
@@ -175,10 +180,15 @@ class ControlPlane:
             store=self._store,
             clock=self._clock,
             hint=self.hint,
+            hint_after=self._hint_after,
             jobs=self.jobs,
             pool=self.pool,
+            checkpoints=self.checkpoints,
+            locate=self._locate,
+            open_secrets=self._outside.open_secrets,
             read_targets=self._outside.read_targets,
             open_sealed=self._outside.open_sealed,
+            keeper=self._outside.keeper,
         )
         for capability, make in load_all(lambda each: each.reconcilers):
             try:
@@ -192,6 +202,11 @@ class ControlPlane:
     def find(self, kind: type[_T]) -> _T | None:
         """Return the reconciler of this type that a capability has contributed, or None."""
         return next((each for each in self._own if isinstance(each, kind)), None)
+
+    @property
+    def devices(self) -> DeviceKeeper | None:
+        """The reconciler that knows the devices at the edge, or None if no capability does."""
+        return next((each for each in self._own if isinstance(each, DeviceKeeper)), None)
 
     def _find_owner(self, key: str) -> OwnReconciler | None:
         return next((each for each in self._own if each.owns(key)), None)
@@ -269,10 +284,9 @@ class ControlPlane:
         self._calls = CallQueue(parts, self.data)
         return ServiceRequests(parts, self._calls.list_sent), ServiceReconciler(parts)
 
-    def _make_edge(self) -> EdgeService:
-        front, open_secrets = self._outside.front, self._outside.open_secrets
-        locate = (lambda service: "") if front is None else front.locate
-        return EdgeService(self._store, self._clock, self._hint_after, locate, open_secrets)
+    def _locate(self, service: StoredService) -> str:
+        front = self._outside.front
+        return "" if front is None else front.locate(service)
 
     def _make_checkpoints(self) -> Checkpoints:
         providers, dependencies = self._providers, self._outside
@@ -356,7 +370,14 @@ class ControlPlane:
         )
 
     async def _look_at_step(self, job: JobRecord, step: EdgeStep) -> timedelta:
-        return await self._steps.step(job, step)
+        """Look at a job that is a step of devices' models. While their capability is left out, the
+        job waits, and says why.
+        """
+        if self.devices is not None:
+            return await self.devices.step(job, step)
+        if job.reason != NO_DEVICES:
+            await self._store.commit(AtomicWrite(jobs=[replace(job, reason=NO_DEVICES)]))
+        return _LOOK_AGAIN
 
     def _make_reconciler(self) -> JobReconciler:
         history = self.advisor.history
@@ -499,7 +520,6 @@ class ControlPlane:
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
         keys += [*await self._serving.unfinished(), *await self.node_pools.unfinished()]
         keys += [*await self.maintenance.unfinished(), *await self.reservations.unfinished()]
-        keys += await self.edge.unfinished()
         for each in self._own:
             keys += await each.unfinished()
         for key in keys:
@@ -611,7 +631,6 @@ class ControlPlane:
             (is_pool_key, self.node_pools.reconcile),
             (is_node_key, self.maintenance.reconcile),
             (is_reservation_key, self.reservations.reconcile),
-            (is_edge_key, self.edge.reconcile),
         ):
             if is_kind(key):
                 return await reconcile(key)

@@ -2,12 +2,20 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from cavvy.client.service_wire import EdgePathView
+from cavvy.control.agents.checkpoints import Checkpoints
+from cavvy.control.agents.work import OpenSecrets
 from cavvy.control.clock import ControlClock
 from cavvy.control.job_service import JobService
 from cavvy.control.provider_pool import ProviderPool
+from cavvy.domain.jobs import JobRecord
+from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import EdgeStep, TaskSpec
 from cavvy.domain.values import Struct
+from cavvy.store.blobs import BlobStore
+from cavvy.store.secrets import SecretSealer
 from cavvy.store.sql import Store
 
 # returns the private targets that users may name in URLs
@@ -17,16 +25,32 @@ ReadTargets = Callable[[], Awaitable[str]]
 OpenSealed = Callable[[str, str, bytes], Awaitable[str]]
 
 
+# why what needs devices at the edge cannot be done
+NO_DEVICES = "this installation has no capability that knows devices at the edge"
+
+
+class FileKeeper(Struct, frozen=True, kw_only=True):
+    """Where the files of projects are stored, and what seals and opens values of projects."""
+
+    blobs: Callable[[str], BlobStore]
+    sealer: SecretSealer
+
+
 class ControlParts(Struct, frozen=True, kw_only=True):
     """What the control plane gives to the reconcilers of capabilities."""
 
     store: Store
     clock: ControlClock
     hint: Callable[[str], None]  # reconciles a key now
+    hint_after: Callable[[str, timedelta], None]  # reconciles a key after a time
     jobs: JobService
     pool: ProviderPool
+    checkpoints: Checkpoints
+    locate: Callable[[StoredService], str]  # the URL of a service, or ""
+    open_secrets: OpenSecrets
     read_targets: ReadTargets
     open_sealed: OpenSealed | None  # None: this control plane opens no secrets, as in simulations
+    keeper: FileKeeper | None  # None: this control plane keeps no files, as in simulations
 
 
 class OwnReconciler(Protocol):
@@ -46,3 +70,31 @@ class OwnReconciler(Protocol):
         ...
 
     async def reconcile(self, key: str) -> timedelta | None: ...
+
+
+@runtime_checkable
+class DeviceKeeper(Protocol):
+    """A reconciler that knows the devices at the edge: what the core asks it, since task files name
+    devices (`edge`, `service.edge`) and their models and samples may be bound to a place.
+    """
+
+    async def step(self, job: JobRecord, step: EdgeStep) -> timedelta:
+        """Look at a job that is a step. Return the time until the next look. Raises
+        StaleVersion."""
+        ...
+
+    async def find_bound(
+        self, task: TaskSpec, blobs: BlobStore, snapshot: str, rerun_of: str | None
+    ) -> tuple[str, str] | None:
+        """Return what in a working folder must not leave a place, in which the task might not run,
+        and the place. Raises NotManifest.
+        """
+        ...
+
+    async def list_paths(self, service: StoredService) -> list[EdgePathView]:
+        """Return the devices of each of a service's rules."""
+        ...
+
+    def secret_changed(self, project: str) -> None:
+        """Let devices get another value of a secret, or none, at their next check-in."""
+        ...

@@ -526,6 +526,12 @@ class ReplicaGroup(Struct, frozen=True, kw_only=True):
     bootstrap_port: int | None = None
 
 
+# Shares of the devices of a rollout that have the new model after each wave. The first wave is one
+# device, as long as there are fewer than 100.
+WAVES = (0.0, 0.01, 0.1, 1.0)
+MOST_WAVES = 20
+
+
 class EdgeStep(Struct, frozen=True, kw_only=True):
     """What the server does with a model of devices as the work of a job, which has no node. One of
     `publish`, `deploy` and `collect` is set.
@@ -551,6 +557,15 @@ class EdgeStep(Struct, frozen=True, kw_only=True):
     collect: str = ""
     samples: int = 1
     into: str = ""
+
+
+def find_wrong_waves(waves: Sequence[float]) -> str:
+    """Return why these cannot be the waves of a rollout, or ""."""
+    given = list(waves)
+    right = sorted(given) == given and given[-1:] == [1] and given[0] >= 0
+    if not given or (right and len(given) <= MOST_WAVES):
+        return ""
+    return f"`waves` is {given}; expected up to {MOST_WAVES} growing shares that end with 1"
 
 
 class StatedNeeds(Struct, frozen=True, kw_only=True):

@@ -13,10 +13,12 @@ from typing import NamedTuple
 class Command(NamedTuple):
     """A command of the CLI."""
 
-    name: str  # the word after `cavvy`
+    # the word after `cavvy`; or a group of the core and the word after it, such as "simulate edge",
+    # which the help of the group lists
+    name: str
     place: str  # the click command, as MODULE:NAME
     summary: str  # a sentence for `cavvy --commands`
-    section: str  # the title of the section of `cavvy --help` in which it stands
+    section: str = ""  # the title of the section of `cavvy --help` in which it stands
     # the command of the section after which it stands, or several names, of which the first that is
     # there counts; "": the last
     after: str = ""
@@ -31,6 +33,16 @@ class ConsolePage(NamedTuple):
     path: str  # such as "/today"; parts of it in braces are parameters
     place: str  # the function that makes the page, as MODULE:NAME
     menu: str = ""  # the word in the menu; "": none
+    # the page after which it stands in the menu, by its path; "": the last
+    after: str = ""
+
+
+class ConsoleAction(NamedTuple):
+    """A change that a form of the web console requests."""
+
+    path: str  # such as "/today/{name}/remove"
+    # the function that makes the change, as MODULE:NAME. It returns the page to show, or its path
+    place: str
 
 
 class OwnTables(NamedTuple):
@@ -41,6 +53,7 @@ class OwnTables(NamedTuple):
     of_projects: tuple[str, ...] = ()
     # those whose rows belong to an attempt (column `attempt_id`), and are removed with its job
     of_attempts: tuple[str, ...] = ()
+    snapshots: tuple[str, ...] = ()  # those whose column `snapshot` names files to keep
     sealed: tuple[str, ...] = ()  # those with values that the key of secrets encrypts
     # the class that lists these values and encrypts them again (`store.rotation.SealedValues`)
     reseal: str = ""
@@ -55,6 +68,10 @@ class Capability(NamedTuple):
     docs: tuple[str, ...] = ()  # its pages, as paths below `docs`
     needs: tuple[str, ...] = ()  # the capabilities on which it stands
     routes: tuple[str, ...] = ()  # its groups of routes (`api.routing.RouteGroup`)
+    # path prefixes of its routes that check tokens themselves, such as those of devices: nodes and
+    # devices reach them, too
+    own_tokens: tuple[str, ...] = ()
+    open_paths: tuple[str, ...] = ()  # those of them that need no token
     errors: str = ""  # the package with its error codes, `errors.csv`
     settings: str = ""  # the package with its settings, `settings.csv`
     tables: OwnTables | None = None
@@ -64,6 +81,7 @@ class Capability(NamedTuple):
     listeners: tuple[str, ...] = ()
     events: tuple[str, ...] = ()  # the names of what it announces, of which people can be notified
     pages: tuple[ConsolePage, ...] = ()
+    actions: tuple[ConsoleAction, ...] = ()
     # functions that make a part of a job's page in the console, above its other figures
     # (`console.pages.job.JobPart`)
     job_parts: tuple[str, ...] = ()

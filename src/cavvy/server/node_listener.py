@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cavvy.api.app_state import NodeDownloads
-from cavvy.api.auth import AGENT, BOOT, EDGE, HEALTH, NODES
+from cavvy.api.auth import AGENT, BOOT, HEALTH, NODES, list_own_roots
 from cavvy.api.errors import ApiProblem
 from cavvy.api.peers import is_passed_on
 from cavvy.api.tokens import GangTokens
@@ -35,7 +35,7 @@ from cavvy.settings import Settings
 if TYPE_CHECKING:
     from cavvy.server.doors import BoundedServer
 
-_OPEN = (AGENT, BOOT, EDGE, NODES)
+_OPEN = (AGENT, BOOT, NODES)
 # the key in the ASGI scope that marks connections that may only download files by hash
 ONLY_DOWNLOADS = "cavvy.only_downloads"
 
@@ -185,7 +185,7 @@ class NodeRouteFilter:
 
 
 def _is_for_nodes(path: str) -> bool:
-    return path == HEALTH or path.startswith(_OPEN)
+    return path == HEALTH or path.startswith((*_OPEN, *list_own_roots()))
 
 
 def _is_download(path: str) -> bool:

@@ -25,7 +25,7 @@ from cavvy.catalog.doubts import OfferJudge
 from cavvy.client.state import write_private
 from cavvy.control.clock import WallClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
-from cavvy.control.edge_steps import StepKeeper
+from cavvy.control.parts import FileKeeper
 from cavvy.control.share import WorkShare
 from cavvy.control.webhooks import post_json
 from cavvy.costs.discounts import Discount, parse_discounts
@@ -565,7 +565,7 @@ def make_dependencies(
         read_targets=read_allowed,
         post=post,
         open_sealed=open_sealed,
-        step_keeper=StepKeeper(blobs=files.blobs.of, sealer=sealer),
+        keeper=FileKeeper(blobs=files.blobs.of, sealer=sealer),
         egress=lambda: to_thread(read_egress),
         egress_dates=lambda: to_thread(read_egress_dates),
     )
@@ -587,7 +587,7 @@ def make_fallback_secrets(store: Store, dependencies: ControlPlaneDependencies) 
 
 def make_tidy(store: Store, blobs: ProjectBlobs) -> Callable[[datetime], Awaitable[None]]:
     """Return a function that removes, at most once a day, the blobs of working folders that belong
-    to no job.
+    to no job. While a capability with tables is left out, all stay, since these may name them.
     """
     swept: list[datetime] = []
 
@@ -595,6 +595,8 @@ def make_tidy(store: Store, blobs: ProjectBlobs) -> Callable[[datetime], Awaitab
         if swept and now - swept[-1] < _TIDY_EVERY:
             return
         swept[:] = [now]
+        if await store.list_left_out():
+            return
         snapshots = await store.snapshots()
         try:
             await to_thread(lambda: blobs.sweep(snapshots, older_than=now - _FORGOTTEN))

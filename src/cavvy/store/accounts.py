@@ -59,8 +59,6 @@ _USES = (
     "jobs",
     "machines",
     "node_pools",
-    "models",
-    "edge_devices",
     "recipes",
     "secrets",
     "provider_credentials",

@@ -3,9 +3,8 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from cavvy.domain.edge import EdgeRow
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.stored_services import StoredService
@@ -17,7 +16,22 @@ from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import insert_into, update_of
 
 _KEY = ("project", "name")
-_Named = TypeVar("_Named", bound=StoredService | NodePool | EdgeRow)
+
+
+class NamedRow(Protocol):
+    """A row with a name in its project."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def project(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> int: ...
+
+
+_Named = TypeVar("_Named", bound=NamedRow)
 _LIVE = ", ".join(f"'{phase}'" for phase in JobPhase if phase not in JOB_ENDS)
 _JOBS = (
     f"SELECT id, phase FROM jobs WHERE project = ? AND pool = ? AND phase IN ({_LIVE}) ORDER BY id"

@@ -56,14 +56,13 @@ from cavvy.store.drivers import (
     make_driver,
     translating,
 )
-from cavvy.store.edge import SqlEdge
 from cavvy.store.figures import SqlFigures
 from cavvy.store.held import HeldReader
 from cavvy.store.job_search import FoundJobs, JobSearch, find_condition, find_order
 from cavvy.store.leases import FENCE, begin_fenced
 from cavvy.store.maintenance import SqlMaintenance
 from cavvy.store.meters import SqlMeters
-from cavvy.store.own_tables import list_left_out
+from cavvy.store.own_tables import list_left_out, list_tables_with_snapshots
 from cavvy.store.prepared import Row
 from cavvy.store.queue import READY, TURN, SqlQueue
 from cavvy.store.queued_calls import SqlQueuedCalls
@@ -121,10 +120,7 @@ _UNFINISHED = (
     f"SELECT id FROM jobs WHERE phase IN ({_LIVE})",
     "SELECT job_id FROM attempts WHERE phase <> 'ended'",
 )
-_SNAPSHOTS = " UNION ".join(
-    f"SELECT DISTINCT snapshot FROM {table} WHERE snapshot IS NOT NULL"
-    for table in ("documents", "job_arrays", "services", "models")
-)
+_WITH_SNAPSHOTS = ("documents", "job_arrays", "services")
 
 
 def _new_id() -> str:
@@ -175,7 +171,6 @@ class Store:
             SqlNodePools(*database),
             SqlMaintenance(self._read_brief, self._write),
         )
-        self.edge = SqlEdge(*database)
         self._submissions: SubmissionGroup | None = None  # only with PostgreSQL
 
     @property
@@ -506,10 +501,14 @@ class Store:
         return None if micros is None else to_time(micros)
 
     async def snapshots(self) -> Collection[str]:
-        """Return the content hashes of the working-folder snapshots of all jobs. Garbage collection
-        must keep the blobs of these snapshots.
+        """Return the content hashes of the working-folder snapshots of all jobs, and of what
+        capabilities keep. Garbage collection must keep the blobs of these snapshots.
         """
-        return await self.services.snapshots() | {row[0] for row in await self._rows(_SNAPSHOTS)}
+        sql = " UNION ".join(
+            f"SELECT DISTINCT snapshot FROM {table} WHERE snapshot IS NOT NULL"
+            for table in (*_WITH_SNAPSHOTS, *list_tables_with_snapshots())
+        )
+        return await self.services.snapshots() | {row[0] for row in await self._rows(sql)}
 
     async def unfinished(self) -> Sequence[str]:
         """Return the IDs of the jobs that have not ended or have an unfinished attempt."""

@@ -16,14 +16,12 @@ import pytest
 from starlette.routing import Route
 from tests.console.system.test_console import start_console
 from tests.console.system.test_console_stories import Reader, axe, fill
+from tests.edge.rig import rows_of
 from tests.system.chromium import Tab, chromium
 from tests.system.ports import free_port
 from tests.system.trust import User, serving_user_at, user_at
 
-from cavvy.client import ApiClient
-from cavvy.console.access import OneUser
-from cavvy.console.app import Console
-from cavvy.domain.edge import (
+from cavvy.capabilities.edge.nouns import (
     DeviceReport,
     EdgeDevice,
     ModelFile,
@@ -31,6 +29,9 @@ from cavvy.domain.edge import (
     ModelVersion,
     Rollout,
 )
+from cavvy.client import ApiClient
+from cavvy.console.access import OneUser
+from cavvy.console.app import Console
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.tasks import TaskSpec
 from cavvy.store.base import AtomicWrite
@@ -85,9 +86,9 @@ async def fill_edge(home: Path) -> None:
     rollout = Rollout(
         project="vision", name="zebra-net-1", model="zebra-net", to=1, wave_at=now, created_at=now
     )
-    await store.edge.devices.put(device)
-    await store.edge.models.put(version)
-    await store.edge.rollouts.put(rollout)
+    await rows_of(store).devices.put(device)
+    await rows_of(store).models.put(version)
+    await rows_of(store).rollouts.put(rollout)
     machine = NamedMachine(
         project="vision",
         name="zebra-box",

@@ -3,14 +3,11 @@ several rows are chosen.
 """
 
 import re
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from msgspec import Raw
 from msgspec.json import encode
-from tests.console.unit.test_console_devices import answers as device_answers
-from tests.console.unit.test_console_devices import device
 from tests.console_rig import (
     HOSTILE_TEXTS,
     NOW,
@@ -196,40 +193,17 @@ def test_texts_of_arrays_are_shown_as_they_are(text: str) -> None:
 
 def test_lists_are_sorted_by_their_columns() -> None:
     services = [served(n, spent_micros=c, created_at=NOW) for n, c in (("a", 5), ("b", 1))]
-    devices = device_answers(
-        device("x", heard_at=None),
-        device("y", heard_at=NOW),
-        device("z", heard_at=NOW - timedelta(1)),
-    )
-    browser = sign_in(CannedClient(devices | {"/v1/services": services}))
+    browser = sign_in(CannedClient({"/v1/services": services}))
 
     def keys(path: str) -> str:
         return "".join(re.findall(r'<tr data-key="default/(\w)"', browser.get(path).text))
 
     assert keys("/services") == "ab"
     assert keys("/services?sort=Cost&way=up") == "ba"
-    assert keys("/devices?sort=Last+heard&way=down") == "yzx"
-    assert "site=lyon&amp;sort=Name&amp;way=down" in browser.get("/devices?site=lyon").text
     assert browser.get("/services?sort=__class__").status_code == 400
 
 
-def test_several_rows_are_acted_on_and_failures_are_told() -> None:
-    refused = ApiError("device-not-found", "there is no device b", "", 404)
-    path = "/v1/projects/default/edge/devices"
-    answers = device_answers(device("a"), device("b"))
-    answers |= {
-        f"DELETE {path}/a": {"project": "default", "name": "a"},
-        f"DELETE {path}/b": refused,
-    }
-    client = CannedClient(answers)
-    browser = sign_in(client)
-    data = {"do": "retire", "device": ["default/a", "default/b"]}
-    page = browser.post("/devices?site=lyon", data=data).text
-    assert "there is no device b." in page
-    assert f"DELETE {path}/a" in client.asked
-    assert 'action="/devices?site=lyon"' in page
-    assert "no device was chosen" in browser.post("/devices", data={"do": "retire"}).text
-    assert browser.post("/devices", data={"do": "x"}).status_code == 400
-    other = {"origin": "http://evil.example"}
-    for list_path in ("/devices", "/services", "/machines"):
+def test_other_sites_act_on_no_rows() -> None:
+    browser, other = sign_in(CannedClient({})), {"origin": "http://evil.example"}
+    for list_path in ("/services", "/machines"):
         assert browser.post(list_path, data={"do": "stop"}, headers=other).status_code == 403

@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.edge.unit.test_edge_service import BlobSource
+from tests.blob_source import BlobSource
 
-from cavvy.cli.model import _agree_to_files
 from cavvy.cli.reach.received import find_obeyed_files, is_obeyed
-from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiError
 from cavvy.client.blobs import download_files
 from cavvy.client.landing import Receipts
@@ -93,17 +91,3 @@ def test_what_the_user_agreed_to_stays_received_in_a_folder_of_theirs(tmp_path: 
         (tmp_path / "a").write_text("received")
         receipts.note("a")
     assert Receipts(tmp_path, home).find_doubtful(["a", "b"]) == (["b"], [])
-
-
-def test_a_model_arrives_in_a_folder_of_the_user_after_a_question(tmp_path: Path) -> None:
-    (tmp_path / ".bashrc").write_text("mine\n")
-    blobs = {sha256(data).hexdigest(): data for data in (b"evil\n", b"mine\n")}
-    evil, mine = blobs
-    source, receipts = cast(Any, BlobSource(blobs)), Receipts(tmp_path, str(tmp_path / "state"))
-    with pytest.raises(CommandFailure, match=r"replaced: \.bashrc; nothing was written"):
-        _agree_to_files(source, "p", tmp_path, [(".bashrc", evil, 5)], receipts, False)
-    files = [(".bashrc", mine, 5), ("Makefile", mine, 5)]
-    with pytest.raises(CommandFailure, match=r"new in it: Makefile; nothing was written"):
-        _agree_to_files(source, "p", tmp_path, files, receipts, False)
-    _agree_to_files(source, "p", tmp_path, [(".bashrc", mine, 5)], receipts, False)
-    _agree_to_files(source, "p", tmp_path, [(".bashrc", evil, 5)], receipts, True)

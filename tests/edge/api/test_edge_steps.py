@@ -8,9 +8,10 @@ import pytest
 from tests.api.api.test_api_accounts import add, call
 from tests.api.api_state import Api, make_key, until
 from tests.edge.api.test_hostile_devices import EDGE, enrol
+from tests.edge.rig import edge_of, rows_of
 
-from cavvy.control.model_repository import list_targets
-from cavvy.domain.edge import ModelFile, ModelVersion
+from cavvy.capabilities.edge.nouns import ModelFile, ModelVersion
+from cavvy.capabilities.edge.repository import list_targets
 from cavvy.domain.values import replace
 from cavvy.spec.workdir import encode_manifest
 from cavvy.store.base import AtomicWrite
@@ -47,7 +48,7 @@ async def put_model(api: Api, number: int, step: str = "") -> None:
         step=step,
         created_at=api.app_state.now(),
     )
-    await api.app_state.store.edge.models.put(model)
+    await rows_of(api.app_state.store).models.put(model)
 
 
 async def report(api: Api, headers: dict[str, str], **model: Any) -> None:
@@ -99,10 +100,10 @@ async def test_a_deployment_ends_with_its_rollout(api: Api) -> None:
 async def test_samples_come_to_the_jobs_that_wait_for_them(api: Api) -> None:
     _, headers = await enrol(api, "box", "lab")
     _, abroad = await enrol(api, "far", "lab")
-    devices = api.app_state.store.edge.devices
+    devices = rows_of(api.app_state.store).devices
     far = await devices.get("default", "far")
     await devices.put(replace(far, labels={"residency": "us"}))
-    api.app_state.control_plane.edge._known.clear()
+    edge_of(api.app_state)._known.clear()
 
     async def send(to: dict[str, str], *numbers: int) -> None:
         samples = [
@@ -202,7 +203,7 @@ async def test_a_version_that_a_crash_left_without_a_signature_is_signed(api: Ap
     await put_model(api, 1, step=(await store.find_job("default", "pub")).id)
     await api.http.post(f"{JOBS}/train/stop")
     assert await ended(api, "pub") == ("done", "published m@1")
-    lists = await store.edge.repositories.get("default", "models")
+    lists = await rows_of(store).repositories.get("default", "models")
     assert list_targets(lists, "m") == {"m/1.json"}
 
 

@@ -13,14 +13,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.json import decode
 from starlette.responses import FileResponse
 from tests.api.api_state import Api, until
+from tests.edge.rig import edge_of, rows_of
 
-from cavvy.cli.services import list_pairs
-from cavvy.client.model_keys import ListChange, make_key
-from cavvy.client.service_wire import ServedView
-from cavvy.control.clock import VirtualClock, run_virtual
-from cavvy.control.edge import EdgeService
-from cavvy.control.edge_devices import SitePace
-from cavvy.domain.edge import (
+from cavvy.capabilities.edge.devices import SitePace
+from cavvy.capabilities.edge.model_keys import ListChange, make_key
+from cavvy.capabilities.edge.nouns import (
     EdgeDevice,
     EdgeSite,
     ModelFile,
@@ -28,10 +25,14 @@ from cavvy.domain.edge import (
     Rollout,
     RolloutPhase,
 )
+from cavvy.capabilities.edge.on_device.bundle import pack_device
+from cavvy.capabilities.edge.service import EdgeService
+from cavvy.cli.services import list_pairs
+from cavvy.client.service_wire import ServedView
+from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.domain.figures import FigureBlock, FigureColumns
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
-from cavvy.edge.bundle import pack_device
 from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.base import AtomicWrite
 from cavvy.store.chunks import CHUNK
@@ -43,7 +44,7 @@ EDGE = "/edge/v1"
 
 async def enrol(api: Api, hostname: str, site: str = "lab") -> tuple[str, dict[str, str]]:
     """Enrol a device, and return its name and the headers of its requests."""
-    edge = api.app_state.control_plane.edge
+    edge = edge_of(api.app_state)
     token, _ = await edge.invite("default", site=site, labels={}, count=1, valid=timedelta(hours=1))
     key = Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw().hex()
@@ -78,9 +79,9 @@ async def test_no_report_of_a_device_stops_the_rollouts_of_its_project(
 ) -> None:
     _, bad = await enrol(api, "bad")
     name, good = await enrol(api, "good")
-    edge, now = api.app_state.control_plane.edge, api.app_state.now()
+    edge, now = edge_of(api.app_state), api.app_state.now()
     own = {"project": "default", "created_at": now}
-    await api.app_state.store.edge.models.put(
+    await rows_of(api.app_state.store).models.put(
         ModelVersion(**own, name="m@2", snapshot="", files=(), main="")
     )
     await edge.deploy(Rollout(**own, name="m-0", model="m", to=2, wave_at=now, waves=(1.0,)))
@@ -141,7 +142,7 @@ async def test_requests_that_name_no_device_leave_nothing_in_memory(api: Api) ->
         asked = {"key": "0" * 64, "hostname": "h"}
         answer = await api.http.post(f"{EDGE}/enrol", json=asked, headers=token)
         assert answer.status_code == 403, answer.text
-    assert not api.app_state.control_plane.edge._known
+    assert not edge_of(api.app_state)._known
 
 
 async def test_a_device_gets_nothing_of_a_model_that_must_not_come_to_it(api: Api) -> None:
@@ -149,9 +150,9 @@ async def test_a_device_gets_nothing_of_a_model_that_must_not_come_to_it(api: Ap
     name = sha256(b"weights").hexdigest()
     api.app_state.blobs.of("default").put(name, [b"weights"])
     files = (ModelFile(path="m.onnx", sha256=name, size=7),)
-    now, edge = api.app_state.now(), api.app_state.control_plane.edge
+    now, edge = api.app_state.now(), edge_of(api.app_state)
     model = {"project": "default", "files": files, "main": "m.onnx", "created_at": now}
-    store = api.app_state.store.edge
+    store = rows_of(api.app_state.store)
     for number, residency, status in ((1, "eu", 404), (2, "", 200)):
         version = ModelVersion(**model, name=f"m@{number}", snapshot="", residency=residency)
         await store.models.put(version)
@@ -168,8 +169,8 @@ async def test_a_device_gets_only_what_is_rolled_out_to_it(api: Api) -> None:
     """And what it served before, in case it has to go back; not the rest of the project's models,
     nor what other devices are to get."""
     _, headers = await enrol(api, "gate")
-    now, edge = api.app_state.now(), api.app_state.control_plane.edge
-    store = api.app_state.store.edge
+    now, edge = api.app_state.now(), edge_of(api.app_state)
+    store = rows_of(api.app_state.store)
     digests = dict[int, str]()
     for number in range(1, 6):
         data = b"weights %d" % number
@@ -233,7 +234,7 @@ async def test_a_model_does_not_leave_its_residency_in_the_folder_of_a_job_or_se
     files = tuple(ModelFile(path=path, sha256=names[path], size=5000) for path in ("w", "big"))
     files += (ModelFile(path="labels.txt", sha256=names["labels.txt"], size=7),)
     common = {"project": "default", "main": "w", "created_at": now, "snapshot": ""}
-    versions = api.app_state.store.edge.models
+    versions = rows_of(api.app_state.store).models
     await versions.put(ModelVersion(**common, name="m@1", files=files, residency="eu"))
     hidden, shared, labels = pack(renamed="w"), pack(a="big"), pack(labels="labels.txt")
     serve = "{name: s, run: serve, resources: {cpu: 0.1%s}, service: {port: 80%s}}"
@@ -258,7 +259,7 @@ async def test_a_model_does_not_leave_its_residency_in_the_folder_of_a_job_or_se
     entries = [json.loads(each["text"]) for each in log]
     assert sum(each["code"] == "residency" for each in entries) == 7
     # a version that may go anywhere has the same file: so may the file
-    api.app_state.control_plane.edge._bound.clear()
+    edge_of(api.app_state)._bound.clear()
     await versions.put(ModelVersion(**common, name="m@2", files=files[1:2]))
     assert (await serve_with(abroad, shared))[1] != "residency"
     assert (await serve_with(abroad, hidden))[1] == "residency"
@@ -267,7 +268,7 @@ async def test_a_model_does_not_leave_its_residency_in_the_folder_of_a_job_or_se
 async def test_the_limits_of_a_site_hold_for_all_its_devices(api: Api) -> None:
     _, one = await enrol(api, "one")
     edge, now, data = (
-        api.app_state.control_plane.edge,
+        edge_of(api.app_state),
         api.app_state.now(),
         bytes(range(256)) * 1024,
     )
@@ -275,7 +276,7 @@ async def test_the_limits_of_a_site_hold_for_all_its_devices(api: Api) -> None:
     api.app_state.blobs.of("default").put(digest, [data])
     own = {"project": "default", "created_at": now}
     file = ModelFile(path="m.onnx", sha256=digest, size=len(data))
-    await api.app_state.store.edge.models.put(
+    await rows_of(api.app_state.store).models.put(
         ModelVersion(**own, name="m@2", snapshot="", files=(file,), main="m.onnx")
     )
     await edge.deploy(Rollout(**own, name="m-0", model="m", to=2, wave_at=now, window=(2, 3)))
@@ -326,10 +327,10 @@ async def test_both_paths_of_a_service_tell_what_they_cost_in_the_same_hours(api
     columns = {name: FigureColumns(low=each, mean=each, high=each) for name, each in values.items()}
     block = FigureBlock(attempt_id=service.id, rank=0, minutes=minutes, columns=columns)
     await store.commit(AtomicWrite(figures=[block]))
-    edge = api.app_state.control_plane.edge
+    edge = edge_of(api.app_state)
     for name, _ in named.values():  # each has been here for two hours
-        row = await store.edge.devices.get("default", name)
-        await store.edge.devices.put(replace(row, enrolled_at=row.enrolled_at - 2 * hour))
+        row = await rows_of(store).devices.get("default", name)
+        await rows_of(store).devices.put(replace(row, enrolled_at=row.enrolled_at - 2 * hour))
     edge._known.clear()
 
     async def shown(up_s: int, price: int | None = None) -> dict[str, Any]:
@@ -356,8 +357,8 @@ async def test_both_paths_of_a_service_tell_what_they_cost_in_the_same_hours(api
     lied = (await shown(1 << 32, 12_000))["micros"]
     assert 24_000 <= lied < 240_000, "no longer than since it enrolled"
     for name, _ in named.values():
-        row = await store.edge.devices.get("default", name)
-        await store.edge.devices.put(replace(row, enrolled_at=row.enrolled_at - 960 * hour))
+        row = await rows_of(store).devices.get("default", name)
+        await rows_of(store).devices.put(replace(row, enrolled_at=row.enrolled_at - 960 * hour))
     edge._known.clear()
     found, days = await shown(1 << 32, 12_000), 86_400
     assert (found["window_s"] > 39 * days, found["cloud_window_s"]) == (True, 30 * days)
@@ -375,11 +376,11 @@ async def test_both_paths_of_a_service_tell_what_they_cost_in_the_same_hours(api
 
 
 async def test_a_device_learns_of_those_of_its_site_that_have_what_it_wants(api: Api) -> None:
-    edge, now = api.app_state.control_plane.edge, api.app_state.now()
+    edge, now = edge_of(api.app_state), api.app_state.now()
     named = {each: await enrol(api, each) for each in ("first", "second", "liar", "closed")}
     named["far"] = await enrol(api, "far", "away")
     own = {"project": "default", "created_at": now}
-    await api.app_state.store.edge.models.put(
+    await rows_of(api.app_state.store).models.put(
         ModelVersion(**own, name="m@2", snapshot="", files=(), main="")
     )
     await edge.deploy(Rollout(**own, name="m-0", model="m", to=2, wave_at=now, waves=(1.0,)))
@@ -453,11 +454,11 @@ def test_turns_outside_the_hours_of_a_site_do_not_count_for_a_day(opens: int) ->
         own = {"project": "p", "site": "lyon", "key": "0" * 64, "enrolled_at": begun}
         devices = [EdgeDevice(name=f"d{each}", **own) for each in range(9)]
         for each in devices:
-            await store.edge.devices.put(each)
-        model = await store.edge.models.put(
+            await rows_of(store).devices.put(each)
+        model = await rows_of(store).models.put(
             ModelVersion(project="p", name="m@2", snapshot="", files=(), main="", created_at=begun)
         )
-        await store.edge.rollouts.put(replace(make_done(2, begun), project="p"))
+        await rows_of(store).rollouts.put(replace(make_done(2, begun), project="p"))
 
         def list_free() -> list[EdgeDevice]:
             return [each for each in devices if edge._may_fetch(each, model, clock.now(), {}, True)]
@@ -536,7 +537,7 @@ async def test_devices_get_the_program_of_the_server_like_a_model(api: Api) -> N
     # a device that refuses it halts the rollout
     refused = {"name": "cavvy.edge", "serving": 0, "refused": 1, "problem": "it did not check in"}
     await check_in(refused)
-    await api.app_state.control_plane.edge.reconcile("edge:default")
+    await edge_of(api.app_state).reconcile("edge:default")
     newest = (await api.http.get("/v1/rollouts")).json()[0]
     assert (newest["phase"], newest["refused"]) == ("halted", 1)
     assert "it did not check in" in newest["reason"]
@@ -579,7 +580,7 @@ async def test_a_token_needs_the_key_of_the_device_and_ends(api: Api) -> None:
 
 async def test_a_device_gets_no_service_that_would_be_on_itself(api: Api) -> None:
     _, headers = await enrol(api, "box")
-    edge = api.app_state.control_plane.edge
+    edge = edge_of(api.app_state)
     text = "{name: s, run: x, resources: {cpu: 1}, service: {edge: {model: m}}}"
     task = replace(parse_task(text, options=ReadOptions(serves=True)), project="default")
     now = api.app_state.now()
@@ -604,9 +605,9 @@ async def test_a_report_that_is_not_written_yet_outlives_a_change(api: Api) -> N
     told = {"models": [{"name": "m", "serving": 7}]}
     answer = await api.http.post(f"{EDGE}/check-in", json=told, headers=headers)
     assert answer.status_code == 200
-    await api.app_state.control_plane.edge.limit_site(EdgeSite(project="default", name="lab"))
-    await api.app_state.control_plane.edge.find_clouds("default", "box")  # reads the rows again
-    stored = await api.app_state.store.edge.devices.get("default", "box")
+    await edge_of(api.app_state).limit_site(EdgeSite(project="default", name="lab"))
+    await edge_of(api.app_state).find_clouds("default", "box")  # reads the rows again
+    stored = await rows_of(api.app_state.store).devices.get("default", "box")
     assert [each.serving for each in stored.report.models] == [7]
 
 
@@ -617,7 +618,7 @@ async def test_a_fault_of_a_route_that_fastapi_does_not_call_is_told_in_the_usua
         raise ZeroDivisionError("a fault")
 
     _, headers = await enrol(api, "one")
-    monkeypatch.setattr(api.app_state.control_plane.edge, "check_in", fail)
+    monkeypatch.setattr(edge_of(api.app_state), "check_in", fail)
     answer = await api.http.post(f"{EDGE}/check-in", json={}, headers=headers)
     assert answer.status_code == 500
     assert answer.json()["code"] == "internal"
@@ -627,7 +628,7 @@ async def test_a_fault_of_a_route_that_fastapi_does_not_call_is_told_in_the_usua
 async def test_labels_and_keys_are_changed_with_an_entry_in_the_audit_log(api: Api) -> None:
     own = {"project": "default", "created_at": api.app_state.now()}
     for number in (1, 2):
-        await api.app_state.store.edge.models.put(
+        await rows_of(api.app_state.store).models.put(
             ModelVersion(**own, name=f"m@{number}", snapshot="", files=(), main="")
         )
     path = "/v1/projects/default/models/m/labels/production"
@@ -699,7 +700,7 @@ async def test_a_device_goes_on_anywhere_in_a_file_that_is_stored_as_chunks(api:
     for _ in range(2):
         assert (await user.publish("m")).status_code == 201
         assert blobs.path(name) is None
-    await api.app_state.store.edge.rollouts.put(make_done(1, api.app_state.now()))
+    await rows_of(api.app_state.store).rollouts.put(make_done(1, api.app_state.now()))
     for start in (0, 5, CHUNK - 1, CHUNK, len(content) - 1):
         wanted = {**headers, "Range": f"bytes={start}-"}
         answer = await api.http.get(f"{EDGE}/files/{name}", headers=wanted)
@@ -790,7 +791,7 @@ async def test_a_version_that_the_key_of_its_model_has_not_signed_reaches_no_dev
     answer = await publish("new")
     assert (answer.status_code, "cavvy model key set new" in answer.text) == (422, True)
     assert (await api.http.post(f"{project}/edge/keys")).status_code == 422
-    stored = await api.app_state.store.edge.repositories.get("default", "models")
+    stored = await rows_of(api.app_state.store).repositories.get("default", "models")
     assert sorted(stored.keys) == ["snapshot", "timestamp"]
     log = (await api.http.get("/v1/audit-log")).json()["records"]
     entries = [json.loads(each["text"]) for each in log]
@@ -869,7 +870,7 @@ async def test_a_device_gets_its_settings_and_secrets_and_no_other_one_does(api:
     assert told in [each["after"] for each in entries]
     assert "plain" not in str(entries)
     assert "own" not in str(entries)
-    assert other not in str(await api.app_state.store.edge.settings.list())
+    assert other not in str(await rows_of(api.app_state.store).settings.list())
 
 
 async def test_a_secret_whose_key_is_lost_keeps_no_other_one_on_a_device(api: Api) -> None:
@@ -923,7 +924,7 @@ async def test_settings_that_no_device_could_use_are_refused_before_they_are_sto
     api: Api, ask: dict[str, Any], told: str
 ) -> None:
     assert told in str(await change(api, 422, **{"site": "lyon", **ask}))
-    assert not await api.app_state.store.edge.settings.list()
+    assert not await rows_of(api.app_state.store).settings.list()
 
 
 async def test_settings_name_devices_and_secrets_that_exist(api: Api) -> None:
@@ -932,4 +933,4 @@ async def test_settings_name_devices_and_secrets_that_exist(api: Api) -> None:
     assert (await change(api, 404, device=name, secrets=["GONE"]))["code"] == "secret-not-found"
     await change(api, device=name, values={"A": "x"})
     await change(api, device=name, unset=["A"])
-    assert not await api.app_state.store.edge.settings.list()
+    assert not await rows_of(api.app_state.store).settings.list()

@@ -22,14 +22,10 @@ from tests.system.ports import free_port
 from tests.system.server_state import home_at, kill_server
 from tests.waits import PATIENCE_S, wait_until
 
-from cavvy.client import ApiClient, ApiError, connect
-from cavvy.client.account_wire import read_newest
-from cavvy.client.blobs import upload
-from cavvy.client.edge_wire import (
+from cavvy.capabilities.edge.wire import (
     DeviceTaskView,
     EnrolmentAsk,
     ModelAsk,
-    ModelView,
     RolloutAsk,
     SettingsAsk,
     SiteAsk,
@@ -46,6 +42,10 @@ from cavvy.client.edge_wire import (
     read_device_task,
     retire_device,
 )
+from cavvy.client import ApiClient, ApiError, connect
+from cavvy.client.account_wire import read_newest
+from cavvy.client.blobs import upload
+from cavvy.client.model_wire import ModelView
 from cavvy.client.service_wire import (
     EdgePathView,
     end_service,

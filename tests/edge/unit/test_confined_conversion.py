@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from cavvy.cli.model import _copy
-from cavvy.cli.reach import conversion
+from cavvy.capabilities.edge import conversion
+from cavvy.capabilities.edge.model_command import _copy
+from cavvy.capabilities.edge.on_device import confine
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.edge import confine
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -113,7 +113,7 @@ def test_a_confined_program_reaches_no_other_program(tmp_path: Path) -> None:
         files, work = Path(short, "files"), Path(short, "work")
         files.mkdir()
         words = [sys.executable, "-c", REACHES, place[1:], str(port), name, str(outside)[1:]]
-        confine_it = [sys.executable, "-P", "-m", "cavvy.edge.confine", "--strict", short]
+        confine_it = [sys.executable, "-P", "-m", confine.__name__, "--strict", short]
         free, confined = (
             json.loads(subprocess.run([*before, *words], stdout=subprocess.PIPE, check=True).stdout)
             for before in ([], [*confine_it, str(files), str(work)])
@@ -124,11 +124,21 @@ def test_a_confined_program_reaches_no_other_program(tmp_path: Path) -> None:
     assert set(confined["refused"].values()) == {errno.EACCES}
 
 
+# the module that confines, and its packages
+OWN = [
+    "cavvy/__init__.py",
+    "cavvy/capabilities/__init__.py",
+    "cavvy/capabilities/edge/__init__.py",
+    "cavvy/capabilities/edge/on_device/__init__.py",
+    "cavvy/capabilities/edge/on_device/confine.py",
+]
+
+
 def test_a_module_of_the_working_folder_converts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cloned repository may have a folder `cavvy`, or a file `json.py`."""
-    for name in ("cavvy/__init__.py", "cavvy/edge/__init__.py", "cavvy/edge/confine.py", "json.py"):
+    for name in (*OWN, "json.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"open({str(tmp_path / 'taken')!r}, 'w')")
     (tmp_path / "model").mkdir()

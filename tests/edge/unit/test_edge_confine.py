@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cavvy.edge import confine
-from cavvy.edge.bundle import pack_device
-from cavvy.edge.settings import VARIABLES
+from cavvy.capabilities.edge.on_device import confine
+from cavvy.capabilities.edge.on_device.bundle import pack_device
+from cavvy.capabilities.edge.on_device.settings import VARIABLES
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="Landlock and its users are Linux's"
@@ -202,8 +202,8 @@ esac
 @pytest.mark.parametrize("confined", [True, False])
 def test_what_builds_an_engine_reads_no_key_and_gives_no_link(folder: Path, confined: bool) -> None:
     pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup-dev")
-    from cavvy.edge.slots import plan_of
-    from cavvy.edge.update import VersionWrong, build_plan
+    from cavvy.capabilities.edge.on_device.slots import plan_of
+    from cavvy.capabilities.edge.on_device.update import VersionWrong, build_plan
 
     tools = folder.parent / f"{folder.name}-tools"
     tools.mkdir(mode=0o755)

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from cavvy.edge import device
-from cavvy.edge.bundle import make_script
-from cavvy.edge.device import DeviceProgram, read_wanted
+from cavvy.capabilities.edge.on_device import device
+from cavvy.capabilities.edge.on_device.bundle import make_script
+from cavvy.capabilities.edge.on_device.device import DeviceProgram, read_wanted
 
 
 def test_the_wanted_models_are_read() -> None:
@@ -98,8 +98,8 @@ def test_what_a_fetch_has_started_ends_with_it(
 def test_a_fetch_ends_when_the_program_of_the_device_is_killed() -> None:
     pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup-dev")
     code = (
-        "import subprocess; from cavvy.edge.update import end_with_parent; end_with_parent(); "
-        "print('fetches', flush=True); subprocess.run(['sleep', '1000'])"
+        "import subprocess; from cavvy.capabilities.edge.on_device import update; "
+        "update.end_with_parent(); print('fetches', flush=True); subprocess.run(['sleep', '1000'])"
     )
     line = f'setsid "{sys.executable}" -c "{code}" & wait'
     parent = subprocess.Popen(["sh", "-c", line], stdout=subprocess.PIPE, text=True)

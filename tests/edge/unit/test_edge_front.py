@@ -11,7 +11,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from cavvy.edge.front import BUCKETS, LEAST_S, CloudTarget, EdgeFront, EngineTarget, bucket_of
+from cavvy.capabilities.edge.on_device.front import (
+    BUCKETS,
+    LEAST_S,
+    CloudTarget,
+    EdgeFront,
+    EngineTarget,
+    bucket_of,
+)
 
 PATH = "/v1/models/m:predict"
 

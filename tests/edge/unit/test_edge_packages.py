@@ -18,10 +18,16 @@ from tests.edge.unit.test_edge_program import FakeServer, look, start
 from tests.edge.unit.test_edge_update import OLD, StrictDisk, cut_at_each_step, read_served, update
 from tests.edge.unit.test_model_repository import Site
 
-from cavvy.edge import packages as module
-from cavvy.edge.packages import PackagesWrong, choose_files, install, is_wheel, this_target
-from cavvy.edge.slots import LIST, ModelSlots, is_installed, packages_of
-from cavvy.edge.update import fetch_with
+from cavvy.capabilities.edge.on_device import packages as module
+from cavvy.capabilities.edge.on_device.packages import (
+    PackagesWrong,
+    choose_files,
+    install,
+    is_wheel,
+    this_target,
+)
+from cavvy.capabilities.edge.on_device.slots import LIST, ModelSlots, is_installed, packages_of
+from cavvy.capabilities.edge.on_device.update import fetch_with
 
 ENGINE = """
 import sys

@@ -15,11 +15,11 @@ pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup
 
 from tests.edge.unit.test_model_repository import Site
 
-from cavvy.edge import peers as module
-from cavvy.edge.device import _read_peers
-from cavvy.edge.peers import PROOF, PeerFiles, PeerServer, make_proof
-from cavvy.edge.slots import ModelSlots
-from cavvy.edge.update import fetch_with
+from cavvy.capabilities.edge.on_device import peers as module
+from cavvy.capabilities.edge.on_device.device import _read_peers
+from cavvy.capabilities.edge.on_device.peers import PROOF, PeerFiles, PeerServer, make_proof
+from cavvy.capabilities.edge.on_device.slots import ModelSlots
+from cavvy.capabilities.edge.on_device.update import fetch_with
 
 WEIGHTS = bytes(range(256)) * 1024
 DIGEST = sha256(WEIGHTS).hexdigest()

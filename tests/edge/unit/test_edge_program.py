@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from tests.edge.unit.test_edge_slots import NEW, OLD, update
 
-from cavvy.edge import __main__ as main
-from cavvy.edge import device as module
-from cavvy.edge import front as module_front
-from cavvy.edge import settings, slots
-from cavvy.edge.device import (
+from cavvy.capabilities.edge.on_device import __main__ as main
+from cavvy.capabilities.edge.on_device import device as module
+from cavvy.capabilities.edge.on_device import front as module_front
+from cavvy.capabilities.edge.on_device import settings, slots
+from cavvy.capabilities.edge.on_device.device import (
     DeviceOptionInvalid,
     DeviceProgram,
     ModelEngine,
@@ -28,11 +28,11 @@ from cavvy.edge.device import (
     free_port,
     read_options,
 )
-from cavvy.edge.program import hold
-from cavvy.edge.server_calls import DeviceCalls, DeviceRefused
-from cavvy.edge.settings import ServerSettings, find_every_s
-from cavvy.edge.slots import ModelSlots
-from cavvy.edge.spool import open_spool
+from cavvy.capabilities.edge.on_device.program import hold
+from cavvy.capabilities.edge.on_device.server_calls import DeviceCalls, DeviceRefused
+from cavvy.capabilities.edge.on_device.settings import ServerSettings, find_every_s
+from cavvy.capabilities.edge.on_device.slots import ModelSlots
+from cavvy.capabilities.edge.on_device.spool import open_spool
 
 ENGINE = """
 import json, os, sys
@@ -379,7 +379,7 @@ def test_a_fetch_that_fails_is_told_and_tried_later(
     started: list[object] = []
 
     def popen(command: list[str], **more: Any) -> Any:
-        if "cavvy.edge.update" not in command:
+        if "cavvy.capabilities.edge.on_device.update" not in command:
             return real(command, **more)
         started.append(command)
         # much more than a pipe holds, and not only UTF-8
@@ -415,7 +415,7 @@ def test_a_fetch_ends_with_the_hours_for_updates_and_is_no_failed_one(
     monkeypatch.setattr(module.time, "localtime", lambda *_: SimpleNamespace(tm_hour=hour[0]))
 
     def popen(command: list[str], **more: Any) -> Any:
-        if "cavvy.edge.update" not in command:
+        if "cavvy.capabilities.edge.on_device.update" not in command:
             return real(command, **more)
         started.append(real(["sleep", "600"], **more))
         hour[0] = 5  # the hours end meanwhile

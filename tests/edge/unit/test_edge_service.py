@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -14,15 +14,12 @@ from typing import Any, cast
 import pytest
 from click.testing import CliRunner
 from msgspec import UNSET
+from tests.blob_source import BlobSource
+from tests.edge.rig import rows_of
 
-from cavvy.cli import edge
-from cavvy.client.blobs import download_files, download_snapshot
-from cavvy.client.edge_wire import SamplesView, SampleView, SiteAsk, SiteView
-from cavvy.client.errors import ApiError, ConnectionLost
-from cavvy.control.edge import EdgeService, EnrolmentRefused, ModelRefused, edge_key
-from cavvy.control.edge_devices import SitePace, change_row, merge_settings
-from cavvy.domain.audit import AuditOutcome
-from cavvy.domain.edge import (
+from cavvy.capabilities.edge import command as edge
+from cavvy.capabilities.edge.devices import SitePace, change_row, merge_settings
+from cavvy.capabilities.edge.nouns import (
     DeviceReport,
     EdgeDevice,
     EdgeSettings,
@@ -31,6 +28,11 @@ from cavvy.domain.edge import (
     Rollout,
     find_labels,
 )
+from cavvy.capabilities.edge.service import EdgeService, EnrolmentRefused, ModelRefused, edge_key
+from cavvy.capabilities.edge.wire import SamplesView, SampleView, SiteAsk, SiteView
+from cavvy.client.blobs import download_files, download_snapshot
+from cavvy.client.errors import ApiError, ConnectionLost
+from cavvy.domain.audit import AuditOutcome
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import asdict, replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
@@ -55,7 +57,7 @@ def test_reports_to_another_server_do_not_bring_a_retired_device_back() -> None:
             except EnrolmentRefused:
                 break
             await two.reconcile(edge_key("p"))
-        stored = await store.edge.devices.get("p", device.name)
+        stored = await rows_of(store).devices.get("p", device.name)
         assert stored.retired_at == NOW
         with pytest.raises(EnrolmentRefused):
             await two.check_in("p", device.name, DeviceReport(at=NOW))
@@ -141,8 +143,8 @@ def test_a_device_sends_its_requests_only_where_they_may_go() -> None:
         assert retired == [{"LINE_KEY": ["line"]}, {}, {"BROKEN": ["broken"], "GONE": ["other"]}]
         assert await edge.retire("p", names[0]) == retired[0], "it can be asked again"
         for name in names:  # for what follows
-            row = await store.edge.devices.get("p", name)
-            await store.edge.devices.put(replace(row, retired_at=None))
+            row = await rows_of(store).devices.get("p", name)
+            await rows_of(store).devices.put(replace(row, retired_at=None))
         ((rule, devices),) = await edge.list_clouds(make_service("x", "{model: m, site: lyon}"))
         assert (rule.site, devices.devices, devices.kept, devices.paths) == ("lyon", 2, 1, [])
 
@@ -154,7 +156,7 @@ def test_collected_samples_replace_no_device_and_no_missing_folder_is_a_fault(
 ) -> None:
     page = SamplesView(samples=[SampleView(device="d", number=1, body="{}")], left_out=0, after="")
     monkeypatch.setattr(edge, "session", lambda: nullcontext(None))
-    monkeypatch.setattr("cavvy.client.edge_wire.list_samples", lambda *_, **__: page)
+    monkeypatch.setattr("cavvy.capabilities.edge.wire.list_samples", lambda *_, **__: page)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for out in (pipe, tmp_path / "no" / "file", tmp_path):
@@ -181,8 +183,8 @@ def test_a_price_leaves_the_limits_of_a_site_and_limits_leave_its_price(
         return known[name]
 
     monkeypatch.setattr(edge, "session", lambda: nullcontext(None))
-    monkeypatch.setattr("cavvy.client.edge_wire.list_sites", lambda *_: list(known.values()))
-    monkeypatch.setattr("cavvy.client.edge_wire.limit_site", limit)
+    monkeypatch.setattr("cavvy.capabilities.edge.wire.list_sites", lambda *_: list(known.values()))
+    monkeypatch.setattr("cavvy.capabilities.edge.wire.limit_site", limit)
 
     def run(*options: str) -> str:
         found = CliRunner().invoke(edge.command, ["site", "lyon", *options])
@@ -241,39 +243,6 @@ def test_what_is_set_for_a_device_precedes_its_label_and_that_its_site() -> None
     assert (kept[0].secrets, kept[1].secrets) == (["WHO"], [])
     assert len({each.revision for each in (*kept, later)}) == 3, "rotated and deleted"
     assert change_row(row, {}, {"WHO": "me"}, [], []).secrets == ()
-
-
-class BlobSource:
-    """A server's blobs, which loses the connection after `breaks` bytes of each answer. Without
-    `ranges`, it sends the whole blob, whatever is asked."""
-
-    def __init__(self, blobs: dict[str, bytes], breaks: int = 100, ranges: bool = True) -> None:
-        self.blobs, self.breaks, self.ranges, self.sent = blobs, breaks, ranges, 0
-
-    def call(self, method: str, path: str, **_: object) -> SimpleNamespace:
-        return SimpleNamespace(body=self.blobs[path.rpartition("/")[2]])
-
-    def send(
-        self,
-        method: str,
-        path: str,
-        headers: dict[str, str],
-        take: Callable[[int, bytes], None],
-        **_: object,
-    ) -> None:
-        asked = headers.get("Range", "bytes=0-") if self.ranges else "bytes=0-"
-        start = int(asked.removeprefix("bytes=").removesuffix("-"))
-        rest = self.blobs[path.rpartition("/")[2]][start:]
-        for each in rest[: self.breaks]:
-            take(206 if start else 200, bytes([each]))
-            self.sent += 1
-        if len(rest) > self.breaks:
-            raise ConnectionLost("connection-lost", "the connection ended")
-
-    def repeat(self, send: Callable[[], None]) -> None:
-        with suppress(ConnectionLost):
-            return send()
-        send()
 
 
 def test_a_cut_download_goes_on_where_it_ended(tmp_path: Path) -> None:
@@ -366,7 +335,7 @@ def test_a_label_is_on_one_version_whoever_moves_it() -> None:
         one, two = (EdgeService(store, clock, lambda *_: None) for _ in range(2))
         for number in (1, 2, 3):
             for name in ("m", "n"):
-                await store.edge.models.put(
+                await rows_of(store).models.put(
                     ModelVersion(
                         project="p",
                         name=f"{name}@{number}",
@@ -464,7 +433,7 @@ def test_check_ins_are_written_in_groups_and_a_rollout_begins_at_once() -> None:
         model = ModelVersion(
             project="p", name="m@1", snapshot="", files=(), main="m", created_at=NOW
         )
-        await store.edge.models.put(model)
+        await rows_of(store).models.put(model)
         own = {"project": "p", "created_at": NOW, "wave_at": NOW}
         await edge.deploy(Rollout(**own, name="m-0", model="m", to=1))
         assert hints[1:] == [timedelta(0)]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cavvy.edge import slots as module
-from cavvy.edge.slots import TRIES, ModelSlots
+from cavvy.capabilities.edge.on_device import slots as module
+from cavvy.capabilities.edge.on_device.slots import TRIES, ModelSlots
 
 OLD, NEW = b"old weights" * 40, b"new weights" * 50
 

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from cavvy.edge.spool import MOST_SAMPLE, DriftWatch, SampleSpool, find_certainty, make_sample
+from cavvy.capabilities.edge.on_device.spool import (
+    MOST_SAMPLE,
+    DriftWatch,
+    SampleSpool,
+    find_certainty,
+    make_sample,
+)
 
 
 @pytest.mark.parametrize(

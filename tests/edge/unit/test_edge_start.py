@@ -10,10 +10,15 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from cavvy.cli.edge import _CLOUD_INIT, command
-from cavvy.edge.bundle import make_script
-from cavvy.edge.device import DeviceOptionInvalid, make_defaults, read_options, run
-from cavvy.edge.slots import write_json
+from cavvy.capabilities.edge.command import _CLOUD_INIT, command
+from cavvy.capabilities.edge.on_device.bundle import make_script
+from cavvy.capabilities.edge.on_device.device import (
+    DeviceOptionInvalid,
+    make_defaults,
+    read_options,
+    run,
+)
+from cavvy.capabilities.edge.on_device.slots import write_json
 
 # a `python3` whose virtual environments have a pip that notes its calls, and fails in the first
 PYTHON = """#!/bin/sh

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cavvy.cli import edge
-from cavvy.control.edge_devices import GIVEN, DeviceTasks, TooManyTasks
-from cavvy.edge import tasks as device
-from cavvy.edge.tasks import perform, run_command, say
+from cavvy.capabilities.edge import command as edge
+from cavvy.capabilities.edge.devices import GIVEN, DeviceTasks, TooManyTasks
+from cavvy.capabilities.edge.on_device import tasks as device
+from cavvy.capabilities.edge.on_device.tasks import perform, run_command, say
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 

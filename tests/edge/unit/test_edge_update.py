@@ -22,13 +22,13 @@ pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup
 from tests.edge.unit.test_model_repository import ServerReply, Site, ask, turn_keys
 from tuf.api.exceptions import LengthOrHashMismatchError, RepositoryError
 
-from cavvy.control.model_deltas import make_delta
-from cavvy.edge import server_calls
-from cavvy.edge import update as module
-from cavvy.edge.delta import ALONE, HEAD, apply_delta
-from cavvy.edge.server_calls import read_pieces
-from cavvy.edge.slots import ModelSlots, hash_file, plan_of
-from cavvy.edge.update import VersionWrong, fetch_with
+from cavvy.capabilities.edge.deltas import make_delta
+from cavvy.capabilities.edge.on_device import server_calls
+from cavvy.capabilities.edge.on_device import update as module
+from cavvy.capabilities.edge.on_device.delta import ALONE, HEAD, apply_delta
+from cavvy.capabilities.edge.on_device.server_calls import read_pieces
+from cavvy.capabilities.edge.on_device.slots import ModelSlots, hash_file, plan_of
+from cavvy.capabilities.edge.on_device.update import VersionWrong, fetch_with
 
 CHANGES = ("open", "fsync", "rename", "replace", "unlink", "remove", "link", "symlink", "mkdir")
 SAME = b"labels"

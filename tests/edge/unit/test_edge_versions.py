@@ -23,12 +23,26 @@ from tests.edge.unit.test_edge_start import start as run_script
 from tests.edge.unit.test_edge_update import cut_at_each_step
 from tests.edge.unit.test_model_repository import Site
 
-from cavvy.edge import device, update
-from cavvy.edge import program as module
-from cavvy.edge.__main__ import main
-from cavvy.edge.bundle import pack_device
-from cavvy.edge.program import AGAIN, PROGRAM, ProgramVersions, choose, hold, open_slots
-from cavvy.edge.slots import LIST, PACKAGES, TRIES, ModelSlots, hash_file, write_json
+from cavvy.capabilities.edge.on_device import device, update
+from cavvy.capabilities.edge.on_device import program as module
+from cavvy.capabilities.edge.on_device.__main__ import main
+from cavvy.capabilities.edge.on_device.bundle import pack_device
+from cavvy.capabilities.edge.on_device.program import (
+    AGAIN,
+    PROGRAM,
+    ProgramVersions,
+    choose,
+    hold,
+    open_slots,
+)
+from cavvy.capabilities.edge.on_device.slots import (
+    LIST,
+    PACKAGES,
+    TRIES,
+    ModelSlots,
+    hash_file,
+    write_json,
+)
 
 # In place of `device.py`: notes that it ran, and then does what its kind says.
 STUB = """

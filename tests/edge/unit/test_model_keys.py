@@ -14,7 +14,8 @@ from tests.edge.unit.test_model_repository import NOW, Site, ask
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import TargetFile
 
-from cavvy.client.model_keys import (
+from cavvy.capabilities.edge import repository as model_repository
+from cavvy.capabilities.edge.model_keys import (
     KeyRefused,
     ListChange,
     SigningKey,
@@ -22,8 +23,7 @@ from cavvy.client.model_keys import (
     make_key,
     read_key,
 )
-from cavvy.control import model_repository
-from cavvy.control.model_repository import (
+from cavvy.capabilities.edge.repository import (
     ListRefused,
     SignedElsewhere,
     accept,

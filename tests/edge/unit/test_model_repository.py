@@ -17,8 +17,11 @@ pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, TargetFile
 
-from cavvy.control import model_repository
-from cavvy.control.model_repository import (
+from cavvy.capabilities.edge import repository as model_repository
+from cavvy.capabilities.edge.on_device import update
+from cavvy.capabilities.edge.on_device.server_calls import ServerFileMissing
+from cavvy.capabilities.edge.on_device.update import read_manifest
+from cavvy.capabilities.edge.repository import (
     ROLES,
     add_target,
     make_repository,
@@ -27,9 +30,6 @@ from cavvy.control.model_repository import (
     rotate,
 )
 from cavvy.domain.values import replace
-from cavvy.edge import update
-from cavvy.edge.server_calls import ServerFileMissing
-from cavvy.edge.update import read_manifest
 from cavvy.packages import extra_command
 
 NOW = datetime.now(UTC)  # python-tuf compares with the machine's clock

@@ -6,15 +6,7 @@ from math import log
 
 import pytest
 
-from cavvy.control.decide.rollouts import (
-    SILENT,
-    choose_versions,
-    count_wave,
-    decide_rollout,
-    list_doubtful,
-    order_devices,
-)
-from cavvy.domain.edge import (
+from cavvy.capabilities.edge.nouns import (
     DeviceReport,
     EdgeDevice,
     ModelFile,
@@ -22,6 +14,14 @@ from cavvy.domain.edge import (
     ModelVersion,
     Rollout,
     RolloutPhase,
+)
+from cavvy.capabilities.edge.rollouts import (
+    SILENT,
+    choose_versions,
+    count_wave,
+    decide_rollout,
+    list_doubtful,
+    order_devices,
 )
 from cavvy.domain.service_updates import RevisionSums
 from cavvy.domain.values import replace

@@ -3,9 +3,9 @@
 import pytest
 from click.testing import CliRunner
 
-from cavvy.cli import simulate
-from cavvy.domain.edge import RolloutPhase
-from cavvy.sim.devices import EdgeScenario, simulate_rollout
+from cavvy.capabilities.edge.nouns import RolloutPhase
+from cavvy.capabilities.edge.simulation import EdgeScenario, simulate_rollout
+from cavvy.cli.main import cli
 
 
 def test_a_good_model_reaches_the_devices_that_are_there() -> None:
@@ -36,5 +36,5 @@ def test_a_slow_link_holds_a_rollout_up() -> None:
     [("--devices 20 --runs 2", 0), ("--devices 0", 2), ("--errors 0.6 --worse 0.6", 2)],
 )
 def test_the_command_checks_its_options(words: str, code: int) -> None:
-    found = CliRunner().invoke(simulate.command, ["edge", *words.split()])
+    found = CliRunner().invoke(cli, ["simulate", "edge", *words.split()])
     assert found.exit_code == code, found.output

@@ -30,7 +30,11 @@ from cavvy.store.sql import Store
 
 OLD = "0001"
 # tables of capabilities that migrations of the core made
-ADOPTED = {"notice_targets", "notices"}
+ADOPTED = {
+    *("notice_targets", "notices"),
+    *("edge_invitations", "edge_devices", "edge_samples", "edge_sites", "edge_settings"),
+    *("models", "model_repositories", "rollouts"),
+}
 
 
 DAY = timedelta(days=1)

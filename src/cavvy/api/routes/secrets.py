@@ -62,7 +62,8 @@ async def put(
     await app_state.store.put_secret(
         SealedSecret(project=project, name=name, sealed=sealed, updated_at=app_state.now())
     )
-    app_state.control_plane.edge.secret_changed(project)
+    if app_state.control_plane.devices is not None:
+        app_state.control_plane.devices.secret_changed(project)
 
 
 @router.delete(
@@ -76,7 +77,8 @@ async def delete(app_state: AppState, project: ProjectPath, name: NamePath) -> N
         await app_state.store.delete_secret(project, name)
     except RowNotFound:
         raise ApiProblem("secret-not-found", f"project {project} has no secret {name}") from None
-    app_state.control_plane.edge.secret_changed(project)
+    if app_state.control_plane.devices is not None:
+        app_state.control_plane.devices.secret_changed(project)
 
 
 @router.get("/secret-keys", rule=on_installation(Permission.MANAGE))

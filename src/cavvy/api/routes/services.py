@@ -18,7 +18,6 @@ from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes import submission
-from cavvy.api.routes.edge import view_edge_paths
 from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
 from cavvy.api.routes.submission import check_snapshot
 from cavvy.api.routes.views import energy_view, view_tokens
@@ -105,14 +104,14 @@ async def list_all(app_state: AppState, projects: ProjectFilter) -> list[ServedV
 async def get(app_state: AppState, project: ProjectPath, name: ServicePath) -> ServedView:
     """One service."""
     found = await app_state.control_plane.services.get(project, name)
-    shown = await _view(app_state, found)
+    shown, devices = await _view(app_state, found), app_state.control_plane.devices
     return structs.replace(
         shown,
         queue=await view_queue(app_state, found.service),
         fallbacks=[
             await _view_fallback(app_state, found, each) for each in found.service.spec.fallbacks
         ],
-        edge=await view_edge_paths(app_state, found.service),
+        edge=[] if devices is None else await devices.list_paths(found.service),
     )
 
 
@@ -160,11 +159,12 @@ async def delete(app_state: AppState, project: ProjectPath, name: ServicePath) -
     return await _view(app_state, found)
 
 
-def _check_edge(request: Request, task: TaskSpec) -> None:
+def _check_edge(request: Request, app_state: AppState, task: TaskSpec) -> None:
     """Raise ApiProblem if devices send the service their requests and samples, and the caller may
     not choose which do, nor the program that gets them: that is a right of those who enrol
     devices."""
     if task.service and task.service.edge:
+        submission.check_devices(app_state, "service.edge")
         require(request, Permission.OPERATE, task.project)
 
 
@@ -178,7 +178,7 @@ async def _start(
     task = await submission.read_task(app_state, project, ask, text, origin, now, serves=True)
     if objection := object_to_service(task):
         raise ApiProblem("invalid-task", f"{ask.path}: {objection}")
-    _check_edge(request, task)
+    _check_edge(request, app_state, task)
     await submission.check_secrets(app_state, task)
     await _check_webhook_secrets(app_state, task)
     await submission.check_snapshot(app_state, project, origin.snapshot)

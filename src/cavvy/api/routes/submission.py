@@ -34,6 +34,7 @@ from cavvy.control.decide.placement import MarketSnapshot, find_placements
 from cavvy.control.decide.replica_markets import list_elsewhere
 from cavvy.control.job_service import TaskSubmission
 from cavvy.control.machine_service import MachineUnfit
+from cavvy.control.parts import NO_DEVICES
 from cavvy.control.share import WorkShare
 from cavvy.costs.extras import expect_extras
 from cavvy.domain.accounts import INSTALLATION
@@ -505,6 +506,7 @@ async def admit_task(
     or if the user must first agree to pay.
     """
     if task.edge is not None:  # it needs no node
+        check_devices(app_state, "edge")
         return task, consented
     if refusal := explain_image(policies, task):
         raise ApiProblem("policy-refused", str(refusal))
@@ -874,6 +876,16 @@ async def check_snapshot(app_state: AppState, project: str, snapshot: str | None
         )
 
 
+def check_devices(app_state: AppState, field: str) -> None:
+    """Raise ApiProblem if no capability knows the devices that this field of a task file needs."""
+    if app_state.control_plane.devices is None:
+        raise ApiProblem(
+            "invalid-task",
+            f"`{field}`: {NO_DEVICES}",
+            "an admin installs the capability edge, and restarts the server; or remove the field",
+        )
+
+
 async def check_residency(
     app_state: AppState, task: TaskSpec, snapshot: str | None, rerun_of: str | None = None
 ) -> None:
@@ -881,14 +893,11 @@ async def check_residency(
     the task or before the repeated job has collected, that must not come where the task may run."""
     if snapshot is None:
         return
-    blobs, edge = app_state.blobs.of(task.project), app_state.control_plane.edge
-    told = place = ""
-    if (model := await edge.find_confined(task, blobs, snapshot)) is not None:
-        told, place = model.name, model.residency
-    elif (job := await edge.find_collector(task, blobs, snapshot, rerun_of)) is not None:
-        assert job.task.edge is not None
-        told, place = f"the samples of {job.name}", job.task.edge.residency
-    if place:
+    if (devices := app_state.control_plane.devices) is None:
+        return
+    found = await devices.find_bound(task, app_state.blobs.of(task.project), snapshot, rerun_of)
+    if found is not None:
+        told, place = found
         field = "resources.regions" if task.service is None else "service.residency"
         raise ApiProblem(
             "residency",

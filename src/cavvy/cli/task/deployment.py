@@ -29,7 +29,7 @@ from cavvy.task_files import Dialect, ReadOptions, parse_file
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
-    from cavvy.client.edge_wire import ModelView
+    from cavvy.client.model_wire import ModelView
     from cavvy.client.wire import JobDetail
 
 _NAMED = 5  # maximum number of files that a message names

@@ -359,19 +359,3 @@ def print_sharing(results: "Sequence[SharedResult]", output: str) -> None:
         for each in results
     ]
     rows_out(_SHARING_COLUMNS, rows, output)
-
-
-def print_devices(rows: "Sequence[dict[str, object]]", output: str) -> None:
-    """Print how simulated rollouts to devices at the edge ended."""
-    columns = [
-        TableColumn("seed"),
-        TableColumn("ended"),
-        TableColumn("minutes"),
-        TableColumn("exposed"),
-        TableColumn("serving"),
-        TableColumn("refused"),
-        TableColumn("power_cuts", "CUTS"),
-        TableColumn("fetched_gib", "GIB", lambda gib: f"{gib:.1f}"),
-        TableColumn("reason", wrap=True),
-    ]
-    rows_out(columns, rows, output)

@@ -2,8 +2,7 @@
 
 from datetime import timedelta
 
-from cavvy.domain.edge import find_wrong_waves
-from cavvy.domain.tasks import EdgeStep
+from cavvy.domain.tasks import EdgeStep, find_wrong_waves
 from cavvy.spec.fields.after import check_job
 from cavvy.spec.fields.kinds import (
     ListKind,

@@ -1,0 +1,1 @@
+"""Devices at the edge, the models that they serve, and the rollouts that bring these to them."""
