@@ -1,4 +1,5 @@
-"""Makes a task of a script of Python or of a shell: its command, and how to install what it needs.
+"""Makes a task of a script of Python or of a shell, a notebook or a Makefile: its command, and how
+to install what it needs.
 
 `cavvy run train.py --gpu H100:8 -- --lr 0.1` runs `torchrun … train.py --lr 0.1` if the script uses
 `torch.distributed`, after the dependencies that the script states in its head (PEP 723), or that a
@@ -14,6 +15,7 @@ from shlex import join, quote
 from typing import Any
 
 from cavvy.domain.values import Struct
+from cavvy.importers.notebooks import SUFFIX, read_notebook
 
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata/
 _HEAD, _HEAD_END = "# /// script", "# ///"
@@ -29,6 +31,7 @@ _TORCHRUN = (
     '--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
 )
 _INTERPRETERS = {".py": "python3", ".sh": "bash", ".bash": "bash"}
+_MAKEFILES = ("Makefile", "makefile", "GNUmakefile")
 _DIRECTIVES = re.compile(r"^#(SBATCH|PBS)\s", re.MULTILINE)
 
 
@@ -46,9 +49,8 @@ def is_script(path: Path, text: str) -> bool:
     first = text.partition("\n")[0]
     if _DIRECTIVES.search(text) and first.startswith("#!"):
         return False
-    return path.suffix in _INTERPRETERS or (
-        first.startswith("#!") and "cavvy" not in first and not _looks_like_yaml(path)
-    )
+    known = path.suffix in (*_INTERPRETERS, SUFFIX) or path.name in _MAKEFILES
+    return known or (first.startswith("#!") and "cavvy" not in first and not _looks_like_yaml(path))
 
 
 def read_script(
@@ -64,6 +66,10 @@ def read_script(
     notes: list[str] = []
     if folder != here:
         keys["workdir"] = str(folder)
+    if path.suffix == SUFFIX:
+        setup = _find_file_setup(path, folder, notes)
+        found, said = read_notebook(path, text, arguments, name, setup)
+        return ScriptTask(keys={**keys, **found}, notes=(*notes, *said))
     command = [*_find_interpreter(path, text), name, *arguments]
     if command[0] == "python3":
         if processes > 1 and _DISTRIBUTED.search(text) and not _SPAWNS.search(text):
@@ -83,6 +89,8 @@ def _looks_like_yaml(path: Path) -> bool:
 
 
 def _find_interpreter(path: Path, text: str) -> list[str]:
+    if path.name in _MAKEFILES:
+        return ["make", "-f"]
     if text.startswith("#!"):
         words = text.partition("\n")[0][2:].split()
         program = PurePath(words[0]).name if words else ""
@@ -107,6 +115,11 @@ def _find_setup(path: Path, text: str, folder: Path, notes: list[str]) -> dict[s
             return None
         notes.append(f"the setup installs what the head of {path.name} states: {', '.join(needs)}")
         return {"run": f"python3 -m pip install {join(needs)}", "uses": []}
+    return _find_file_setup(path, folder, notes)
+
+
+def _find_file_setup(path: Path, folder: Path, notes: list[str]) -> dict[str, Any] | None:
+    """Return the setup that installs what a file beside or above a script states, or None."""
     for place in _list_folders(path, folder):
         for name, command in _FILES.items():
             if (place / name).is_file():

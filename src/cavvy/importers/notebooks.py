@@ -1,0 +1,113 @@
+"""Makes a task of a Jupyter notebook, which papermill runs without a screen.
+
+`cavvy run nb.ipynb --gpu A100 -- s3://bucket/done.ipynb -p lr 0.1` runs the notebook with the
+parameter `lr`, and sends the executed notebook to the bucket while it runs. Parameters are those of
+papermill: https://papermill.readthedocs.io/en/latest/usage-parameterize.html
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import join
+from typing import Any
+
+from cavvy.domain.tasks import URL_SCHEMES
+
+SUFFIX = ".ipynb"
+_INSTALL = "python3 -m pip install papermill ipykernel"
+_EVERY = "30s"
+# papermill's options for parameters, and how many words follow each
+_PARAMETERS = {
+    **{"-p": 2, "--parameters": 2, "-r": 2, "--parameters_raw": 2},
+    **{"-f": 1, "--parameters_file": 1, "-y": 1, "--parameters_yaml": 1},
+    **{"-b": 1, "--parameters_base64": 1, "--execution-timeout": 1, "--start-timeout": 1},
+}
+
+
+def read_notebook(
+    path: Path, text: str, arguments: Sequence[str], name: str, setup: dict[str, Any] | None
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the keys of the task of a notebook, and notes. `name` is its path in the working
+    folder, and `setup` installs what a file beside it states. Raises ValueError for a file that
+    cannot be run.
+    """
+    cells = _read_cells(path, text)
+    words = list(arguments)
+    place = words.pop(0) if words and not words[0].startswith("-") else ""
+    has_parameters = _check_words(words)
+    notes: list[str] = []
+    tagged = any("parameters" in _list_tags(cell) for cell in cells)
+    if has_parameters and not tagged:
+        notes.append(
+            f"no cell of {path.name} has the tag `parameters`, so a new first cell sets them, and "
+            "a later cell may replace them"
+        )
+    executed = f"{name.removesuffix(SUFFIX)}.out{SUFFIX}"
+    command = ["python3", "-m", "papermill", name, executed, "-k", "python3", "--log-output"]
+    command += ["--no-progress-bar", "--cwd", str(Path(name).parent), *words]
+    keys: dict[str, Any] = {"run": f"exec {join(command)}"}
+    keys["setup"] = _add_setup(setup)
+    if place:
+        keys["outputs"] = [_make_output(executed, place)]
+    else:
+        notes.append(
+            f"the executed notebook is {executed} in the job's folder, where `cavvy cp` finds it "
+            "until the job has ended; name where it goes, such as `-- s3://bucket/done.ipynb`, or "
+            "`-- done.ipynb` on this machine"
+        )
+    return keys, notes
+
+
+def _read_cells(path: Path, text: str) -> list[dict[str, Any]]:
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{path}: the file is no notebook: it is not JSON") from None
+    cells = content.get("cells") if isinstance(content, dict) else None
+    if not isinstance(cells, list) or not all(isinstance(each, dict) for each in cells):
+        hint = "`jupyter nbconvert --to notebook` writes it in the format 4"
+        raise ValueError(f"{path}: the file is no notebook of the format 4; {hint}")
+    metadata = content.get("metadata")
+    kernel = metadata.get("kernelspec") if isinstance(metadata, dict) else None
+    language = kernel.get("language", "python") if isinstance(kernel, dict) else "python"
+    if str(language).lower() != "python":
+        hint = "write a Cavvy file with an image that has its kernel"
+        raise ValueError(f"{path}: the notebook is for {language}, not for Python; {hint}")
+    return cells
+
+
+def _list_tags(cell: dict[str, Any]) -> list[Any]:
+    metadata = cell.get("metadata")
+    tags = metadata.get("tags") if isinstance(metadata, dict) else None
+    return tags if isinstance(tags, list) else []
+
+
+def _check_words(words: Sequence[str]) -> bool:
+    """Return whether the words set parameters. Raises ValueError for an option without its
+    words."""
+    left, found = list(words), False
+    while left:
+        word = left.pop(0)
+        count = _PARAMETERS.get(word, 0)
+        if len(left) < count:
+            expected = f"{word} NAME VALUE" if count == 2 else f"{word} VALUE"
+            raise ValueError(f"{word} lacks a word: expected {expected}")
+        if not word.startswith("-"):
+            hint = "write a parameter as -p NAME VALUE"
+            raise ValueError(f"{word!r} is no option of papermill; {hint}")
+        del left[:count]
+        found = found or bool(count)
+    return found
+
+
+def _add_setup(setup: dict[str, Any] | None) -> dict[str, Any]:
+    if setup is None:
+        return {"run": _INSTALL, "uses": []}
+    return {**setup, "run": f"{_INSTALL} && {setup['run']}"}
+
+
+def _make_output(executed: str, place: str) -> dict[str, Any]:
+    """Return the output that brings the executed notebook to a bucket, or a path here."""
+    if place.startswith(tuple(f"{scheme}://" for scheme in URL_SCHEMES)):
+        return {"source": executed, "target": place, "every": _EVERY}
+    return {"source": executed, "target": str(Path(place).expanduser().absolute())}
