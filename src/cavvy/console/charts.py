@@ -140,7 +140,7 @@ class Dot:
 
 
 @dataclass(frozen=True)
-class Curve:
+class ChartLine:
     """A line of a chart: the SVG path in a box that is CURVE_PX wide. `kind` selects its color."""
 
     path: str
@@ -160,7 +160,7 @@ class Chart:
     kinds: Sequence[tuple[str, str]] = ()  # the kind and its name
     rows: Sequence[str] = ()  # the names of the rows
     dots: Sequence[Dot] = ()
-    curves: Sequence[Curve] = ()
+    curves: Sequence[ChartLine] = ()
     columns: Sequence[str] = ()
     lines: Sequence[Sequence[str]] = ()
 
@@ -414,11 +414,11 @@ def curves(lines: Sequence[Line], figure: str, begin: datetime | None = None) ->
         return round(CURVES_PX * (1 - (value - low) / (high - low)), 1)
 
     drawn = [
-        Curve(_path_of(each, each.values, across, down), f"series-{number % _GROUPS}")
+        ChartLine(_path_of(each, each.values, across, down), f"series-{number % _GROUPS}")
         for number, each in enumerate(shown)
     ]
     if alone:
-        drawn.insert(0, Curve(_band_of(alone, across, down), "band"))
+        drawn.insert(0, ChartLine(_band_of(alone, across, down), "band"))
     return Chart(
         CURVES_PX,
         bars=(),

@@ -5,7 +5,7 @@ from typing import Any
 from cavvy.agent.work import step_values
 from cavvy.agent.work.meters import UsageMeter
 from cavvy.agent.work.monitor import WorkMonitor
-from cavvy.agent.work.step_values import LINES_PER_S, MOST_NAMES, StepValues
+from cavvy.agent.work.step_values import LINES_PER_S, MOST_NAMES, StepValueReader
 
 
 class Sent:
@@ -34,7 +34,7 @@ class Sent:
 
 def test_values_are_sent_each_second_with_their_age() -> None:
     sent = Sent()
-    values = StepValues(sent.say, sent.clock)
+    values = StepValueReader(sent.say, sent.clock)
     assert values.feed(b"step 1 loss=0.5\n") == {"loss": 0.5}
     sent.now += 0.5
     assert values.feed(b"step 2 loss=0.25 acc=0.5\nstep 3 loss=0.125") == {"loss": 0.25, "acc": 0.5}
@@ -49,7 +49,7 @@ def test_values_are_sent_each_second_with_their_age() -> None:
 
 def test_reported_values_have_the_step_that_is_reported_with_them() -> None:
     sent = Sent()
-    values = StepValues(sent.say, sent.clock)
+    values = StepValueReader(sent.say, sent.clock)
     values.report({"step": 7, "loss": 0.5, "total": 100, "note": "text", "left_s": 3})
     values.report({"done": 8, "loss": 0.25})
     values.report({"complete": 1})
@@ -62,7 +62,7 @@ def test_reported_values_have_the_step_that_is_reported_with_them() -> None:
 
 def test_a_program_that_prints_without_end_is_bounded(monkeypatch: Any) -> None:
     sent = Sent()
-    values = StepValues(sent.say, sent.clock)
+    values = StepValueReader(sent.say, sent.clock)
     for number in range(3 * LINES_PER_S):
         values.feed(b"step %d loss=1\n" % number)
     assert len(sent.rows("loss")) <= LINES_PER_S
@@ -77,7 +77,7 @@ def test_a_program_that_prints_without_end_is_bounded(monkeypatch: Any) -> None:
     assert len(names) == MOST_NAMES
     monkeypatch.setattr(step_values, "THINNED_AFTER", 100)
     sent = Sent()
-    values = StepValues(sent.say, sent.clock)
+    values = StepValueReader(sent.say, sent.clock)
     for number in range(1000):
         values.report({"a": number})
     values.end()

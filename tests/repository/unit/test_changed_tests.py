@@ -29,7 +29,7 @@ def chosen(*changed: str) -> set[str]:
 @pytest.mark.parametrize(
     ("changed", "needed", "spared"),
     [
-        ("src/cavvy/autoscaler/decide.py", "test_autoscaler", "test_readers"),
+        ("src/cavvy/autoscaler/decide.py", "test_autoscaler", "test_mounts"),
         # far below what the test imports itself
         ("src/cavvy/domain/units.py", "test_scheduler_queue", "test_mounts"),
         # loaded by the names of a command and of a provider
@@ -37,7 +37,7 @@ def chosen(*changed: str) -> set[str]:
         ("src/cavvy/providers/runpod.py", "test_provider_runpod", "test_provider_vast"),
         ("src/cavvy/providers/lambda_cloud.py", "test_provider_lambda", "test_provider_vast"),
         # a file that is no module
-        ("src/cavvy/store/schema.sql", "test_store_jobs", "test_readers"),
+        ("src/cavvy/store/schema.sql", "test_store_jobs", "test_mounts"),
         ("src/cavvy/console/templates/base.html", "test_console_pages", "test_provider_vast"),
         # files that tests read by their paths
         ("docs/concepts/spot.md", "test_spot_page", "test_readers"),
@@ -47,7 +47,7 @@ def chosen(*changed: str) -> set[str]:
         ("tests/train/plain.py", "test_tuning_plain", "test_readers"),
         # what all files must keep to
         ("Dockerfile", "test_plain_words", "test_readers"),
-        ("src/cavvy/edge/spool.py", "test_names", "test_provider_vast"),
+        ("src/cavvy/providers/runpod.py", "test_names", "test_provider_vast"),
     ],
 )
 def test_what_imports_a_changed_file_is_chosen(changed: str, needed: str, spared: str) -> None:

@@ -12,7 +12,7 @@ import time
 
 from ..disk import open_own
 from .meters import CpuMeter
-from .step_values import StepValues
+from .step_values import StepValueReader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class WorkMonitor:
         alone: bool = False,
     ) -> None:
         self._figures = MinuteFigures(say)
-        self._steps = StepValues(say)
+        self._steps = StepValueReader(say)
         self._declares = False  # whether the work reports values itself, not only in what it prints
         self._stuck_s = stuck_s  # the limit that the control plane applies, if there is one
         self._alone = alone  # whether no other job uses the node's network

@@ -27,7 +27,7 @@ _STEPS = ("step", "global_step", "iteration", "done")
 _OTHERS = frozenset(("total", "complete", "fraction", "left_s", *_STEPS))
 
 
-class StepValues:
+class StepValueReader:
     """The values of each step. `say` sends a message to the control plane; its rows hold the step
     or None, how many milliseconds ago the program told it, and a value for each name.
     """

@@ -23,7 +23,7 @@ _LABELS = 6  # below a chart
 _ENDINGS = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 
-class _Choice(NamedTuple):
+class _ChartChoice(NamedTuple):
     by: str  # "step" or "time"
     is_log: bool
 
@@ -35,7 +35,9 @@ def make(client: ApiClient, request: Request, job: JobDetail, now: datetime) -> 
     if not job.attempts or (is_update(request) and job.phase in ENDED):
         return None
     asked = request.query_params
-    choice = _Choice("time" if asked.get("by") == "time" else "step", asked.get("scale") == "log")
+    choice = _ChartChoice(
+        "time" if asked.get("by") == "time" else "step", asked.get("scale") == "log"
+    )
     ranks = [int(asked["rank"])] if asked.get("rank", "").isdecimal() else []
     found = read_curves(client, job.project, job.id, ranks=ranks, points=_POINTS).curves
     by_name: defaultdict[str, list[Curve]] = defaultdict(list)
@@ -50,7 +52,7 @@ def make(client: ApiClient, request: Request, job: JobDetail, now: datetime) -> 
     return JobPart("cavvy.capabilities.curves:part.html", values, frozenset(by_name))
 
 
-def chart_of(found: Sequence[Curve], choice: _Choice) -> charts.Chart:
+def chart_of(found: Sequence[Curve], choice: _ChartChoice) -> charts.Chart:
     """Return a chart with a line for each rank of each attempt."""
     begin = min(each.times_ms[0] for each in found)
     several = len({each.rank for each in found}) > 1
@@ -61,7 +63,7 @@ def chart_of(found: Sequence[Curve], choice: _Choice) -> charts.Chart:
     left, right = min(xs), max(xs)
     low, high = _bounds(min(ys), max(ys))
     drawn = [
-        charts.Curve(
+        charts.ChartLine(
             "".join(
                 f"{'L' if number else 'M'}{_place(x, left, right, charts.CURVE_PX):g} "
                 f"{charts.CURVES_PX - _place(y, low, high, charts.CURVES_PX):g}"
@@ -100,7 +102,7 @@ def _name_of(curve: Curve, *, several: bool) -> str:
     return f"attempt {curve.attempt}" + (f", rank {curve.rank}" if several else "")
 
 
-def _points_of(curve: Curve, begin: int, choice: _Choice) -> Sequence[tuple[float, float]]:
+def _points_of(curve: Curve, begin: int, choice: _ChartChoice) -> Sequence[tuple[float, float]]:
     xs = curve.steps if choice.by == "step" else [(at - begin) / 1000 for at in curve.times_ms]
     pairs = zip(xs, curve.values, strict=True)
     if choice.is_log:
@@ -128,7 +130,7 @@ def _ticks(low: float, high: float) -> Sequence[float]:
     return [number * step for number in range(first, floor(high / step + 1e-9) + 1)]
 
 
-def _show_x(value: float, choice: _Choice) -> str:
+def _show_x(value: float, choice: _ChartChoice) -> str:
     if choice.by == "step":
         return _show(value)
     if value < 120:

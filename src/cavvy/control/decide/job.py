@@ -347,8 +347,8 @@ def deadline_of(job: JobRecord) -> datetime | None:
 
 
 def is_free_only(job: JobRecord) -> bool:
-    """Return whether the job may spend nothing, whatever its user has agreed to for a machine or a
-    pool: so are jobs that a coding agent starts without a question to the user."""
+    """Return whether the job may spend nothing, even if its user has agreed to what a machine or a
+    pool costs: so are jobs that a coding agent starts without a question to the user."""
     cap = cap_of(job)
     return cap is not None and not cap.micros
 

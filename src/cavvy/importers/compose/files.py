@@ -295,7 +295,7 @@ def _wait_for(need: _Dependency, other: _Service, reader: ComposeReader) -> str:
     check = other.table.get("healthcheck")
     test = check.get("test") if isinstance(check, MapNode) else None
     if test is None:
-        message = f"{other.name} has no `healthcheck`, so nobody knows when it is healthy"
+        message = f"{other.name} has no `healthcheck`, so Cavvy cannot tell when it is healthy"
         hint = "add one, or write `condition: service_started`"
         reader.notes.add(need.mark, message, suggestion=hint)
         return ""

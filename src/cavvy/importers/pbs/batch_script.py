@@ -97,7 +97,7 @@ class _Chunk(Struct, frozen=True, kw_only=True):
 def translate(text: str, notes: ProblemNotes) -> Translation:
     """Translate a batch script; mistakes are added to `notes`."""
     kept = TranslationNotes()
-    reader = _ScriptReader(notes, kept)
+    reader = _PbsScriptReader(notes, kept)
     try:
         for option in read_options(text):
             reader.take(option)
@@ -146,7 +146,7 @@ def _read_line(text: str, line: int, column: int) -> Iterator[SlurmOption]:
         yield SlurmOption(name, value, mark)
 
 
-class _ScriptReader:
+class _PbsScriptReader:
     """Reads the values of the options."""
 
     def __init__(self, notes: ProblemNotes, kept: TranslationNotes) -> None:

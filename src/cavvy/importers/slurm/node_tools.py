@@ -148,7 +148,7 @@ class ScriptRun:
             copy.join(5)
         if self._is_requeued():
             return AGAIN
-        # for Slurm, work that its time has ended is not complete, whatever its script answers
+        # for Slurm, work that its time has ended is not complete, even if its script answers 0
         return exit_code(code) or (TIMED_OUT if self._is_late else 0)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
