@@ -264,24 +264,46 @@ def _last_lines(read: Callable[[bool, int | None], Iterator[bytes]], lines: int)
 @click.option("-f", "--follow", is_flag=True, help="Follow the events until the job ends.")
 @output_option
 def events_command(name: str, project: str, follow: bool, output: str) -> None:
-    """Show a job's history: each step with its reason."""
+    """Show the history of a job, or of the replicas of a service: each step with its reason."""
+    from cavvy.cli.reach.services import service_instead
     from cavvy.cli.view.formatting import story_line
+    from cavvy.client import ApiError
 
     with session(patience_s=FOLLOW_PATIENCE_S if follow else PATIENCE_S) as client:
         if follow and output == "table":
             for event in client.follow(project, name):
                 click.echo(f"{show_clock(event.at)}  {story_line(event)}")
             return
-        events: list[EventView] = []
-        while page := client.events(project, name, after=events[-1].id if events else 0).events:
-            events += page
-    _events_out(events, output)
+        try:
+            found = [(name, each) for each in _list_events(client, project, name)]
+            columns: tuple[TableColumn, ...] = ()
+        except ApiError as error:
+            service = service_instead(client, project, name, error)
+            found = [
+                (f"{service.name}.{replica.number}", each)
+                for replica in service.replicas
+                for each in _list_events(client, project, replica.job)
+            ]
+            found.sort(key=lambda pair: pair[1].at)
+            columns = (TableColumn("replica"),)
+    _events_out(found, columns, output)
 
 
-def _events_out(events: "list[EventView]", output: str) -> None:
+def _list_events(client: "ApiClient", project: str, name: str) -> "list[EventView]":
+    events: list[EventView] = []
+    while page := client.events(project, name, after=events[-1].id if events else 0).events:
+        events += page
+    return events
+
+
+def _events_out(
+    events: "list[tuple[str, EventView]]", before: "tuple[TableColumn, ...]", output: str
+) -> None:
+    """Print events, each with its job's name in the column `before`, if there is one."""
     # If all events happened on one day, the heading shows the day instead of each row.
-    days = {show_time(event.at, "%Y-%m-%d") for event in events}
+    days = {show_time(event.at, "%Y-%m-%d") for _, event in events}
     columns = [
+        *before,
         TableColumn("at", min(days), lambda at: show_time(at, "%H:%M:%S", zone=False))
         if len(days) == 1
         else TableColumn("at", "TIME"),
@@ -291,7 +313,11 @@ def _events_out(events: "list[EventView]", output: str) -> None:
         TableColumn("kind"),
         TableColumn("text", wrap=True),
     ]
-    rows_out(columns, events, output)
+    rows = [
+        (*(job for _ in before), each.at, each.id, each.attempt, each.rank, each.kind, each.text)
+        for job, each in events
+    ]
+    rows_out(columns, rows, output, empty="no events yet")
 
 
 @click.command("wait")

@@ -85,6 +85,9 @@ def check_verbs(user: User) -> None:
         each.partition(" on ")[0] for each in logs.splitlines()
     }
     assert user.output("logs", "hello", "--replica", "1").startswith("listening")
+    events = user.json("events", "hello")
+    assert {"hello.1", "hello.2"} <= {each["replica"] for each in events}
+    assert [each["at"] for each in events] == sorted(each["at"] for each in events)
     page = user.output("status", "hello")
     assert page.partition("\n")[0] == user.output("services", "show", "hello").partition("\n")[0]
     assert user.json("status", "hello")["name"] == "hello"
