@@ -28,7 +28,11 @@ trap '[ -z "$ticker" ] || kill "$ticker" 2>/dev/null || true' EXIT
 # Show a line that moves, until stop_ticking.
 start_ticking() {
     [ -t 1 ] || { echo "$1"; return 0; }
-    while sleep 0.5; do tell "$1 ($(du -sm .venv 2>/dev/null | cut -f1) MB, $SECONDS s)"; done &
+    tell "$1"
+    while sleep 0.5; do
+        size=$(du -sm .venv 2>/dev/null | cut -f1 || true)
+        tell "$1 (${size:-0} MB, $SECONDS s)"
+    done &
     ticker=$!
 }
 stop_ticking() {

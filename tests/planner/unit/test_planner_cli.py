@@ -108,6 +108,8 @@ def test_every_place_is_shown_on_request_and_the_best_of_each_machine_else(plann
     ]
     one = plan_of(planned, text, "--all-locations", "--limit", "1")
     assert types(one, "location") == ["us-east-1a"]
+    every = plan_of(planned, text, "--all-locations", "--limit", "0")
+    assert types(every, "location") == ["us-east-1a", "us-east-1b"]
 
 
 def test_the_source_and_the_date_of_each_price_are_shown(planned: Path) -> None:

@@ -146,8 +146,8 @@ def test_the_same_seed_draws_the_same_windows_on_any_number_of_processes(traces:
         (("--deadline", "300h"), "does not fit into the record"),
         (("--plot", "cost.xyz"), "cost.xyz: expected a name that ends in .svg, .png or .pdf"),
         (("--csv", "nowhere/runs.csv"), "nowhere: no such folder"),
-        (("--on-demand", "-1"), "-1.0 is not in the range"),
-        (("--checkpoint-gb", "-3"), "-3.0 is not in the range"),
+        (("--on-demand", "-1"), "expected a number above 0, not -1"),
+        (("--checkpoint-gb", "-3"), "expected a number of 0 or more, not -3"),
     ],
 )
 def test_what_cannot_be_is_said(traces: Path, more: tuple[str, ...], words: str) -> None:

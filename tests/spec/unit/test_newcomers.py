@@ -26,7 +26,7 @@ def refuse(*words: str) -> str:
     ("line", "message"),
     [
         ("call web --timeout nan", "--timeout: expected a number, not 'nan'"),
-        ("call web --timeout 0", "--timeout: 0.0 is not in the range x>0"),
+        ("call web --timeout 0", "--timeout: expected a number above 0, not 0"),
         ("estimate --model gpt2 --samples inf", "--samples: expected a number, not 'inf'"),
         ("estimate --model gpt2 --samples nan", "--samples: expected a number, not 'nan'"),
         ("join --valid-h nan", "--valid-h: expected a number, not 'nan'"),

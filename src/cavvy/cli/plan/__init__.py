@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     default="cost",
     help="The order: the lowest expected total cost, or the earliest finish.",
 )
-@count_option("--limit", default=10, help="How many offers to show.")
+@count_option("--limit", least=0, default=10, help="How many offers to show, 0 for all.")
 @click.option(
     "--all-locations",
     is_flag=True,
@@ -96,7 +96,9 @@ def command(
             click.echo(title)
         _plan(
             task,
-            lambda each: find_answer(each, by, limit, all_locations, ready, _size(output_size)),
+            lambda each: find_answer(
+                each, by, limit or None, all_locations, ready, _size(output_size)
+            ),
             output,
             all_locations,
         )

@@ -29,7 +29,12 @@ class PlanAnswer(Struct, frozen=True):
 
 
 def find_answer(
-    task: "TaskSpec", by: str, limit: int, all_locations: bool, ready: bool, output_mib: int | None
+    task: "TaskSpec",
+    by: str,
+    limit: int | None,
+    all_locations: bool,
+    ready: bool,
+    output_mib: int | None,
 ) -> PlanAnswer:
     from cavvy.cli.task.available import PlanRequest, advise_spot, gather
     from cavvy.cli.task.market import tell_forecast

@@ -14,6 +14,17 @@ from cavvy.cli.view.failure import CommandFailure
 Made = TypeVar("Made", bound=Callable[..., Any] | click.Command)
 
 
+def _say_range(kind: click.FloatRange | click.IntRange) -> str:
+    """Return which numbers are accepted, such as "of 1 or more" or "from 0 to 100"."""
+    least = None if kind.min is None else f"{kind.min:g}"
+    most = None if kind.max is None else f"{kind.max:g}"
+    if least is None:
+        return f"of at most {most}"
+    if kind.min_open:
+        return f"above {least}" if most is None else f"above {least}, at most {most}"
+    return f"of {least} or more" if most is None else f"from {least} to {most}"
+
+
 class NumberRange(click.FloatRange):
     """A finite number."""
 
@@ -30,7 +41,10 @@ class NumberRange(click.FloatRange):
             number = math.nan
         if not math.isfinite(number):
             self.fail(f"expected a number, not {value!r}", param, ctx)
-        return float(super().convert(number, param, ctx))
+        try:
+            return float(super().convert(number, param, ctx))
+        except click.BadParameter:
+            self.fail(f"expected a number {_say_range(self)}, not {value}", param, ctx)
 
 
 class WholeRange(click.IntRange):
@@ -45,7 +59,10 @@ class WholeRange(click.IntRange):
             number = int(value)
         except ValueError:
             self.fail(f"expected a whole number, not {value!r}", param, ctx)
-        return int(super().convert(number, param, ctx))
+        try:
+            return int(super().convert(number, param, ctx))
+        except click.BadParameter:
+            self.fail(f"expected a whole number {_say_range(self)}, not {value}", param, ctx)
 
 
 def count_option(
