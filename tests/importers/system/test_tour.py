@@ -65,6 +65,7 @@ GUIDES: Mapping[str, tuple[str, ...]] = {
     "docs/guides/from-skypilot-and-dstack.md": (),
     "docs/guides/from-slurm.md": (),
     "docs/guides/from-pbs.md": (),
+    "docs/guides/from-kubernetes.md": (),
     "docs/guides/curves.md": (),
     "docs/guides/scripts.md": (),
     "docs/guides/join.md": (),

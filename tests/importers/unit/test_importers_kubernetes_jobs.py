@@ -1,5 +1,8 @@
 """Jobs, CronJobs, Pods and PyTorchJobs of Kubernetes as tasks."""
 
+import json
+import os
+import subprocess
 from datetime import timedelta
 from typing import Any
 
@@ -43,6 +46,41 @@ def make_pytorch(workers: int, **spec: Any) -> dict[str, Any]:
         "metadata": {"name": "ddp", "namespace": "team"},
         "spec": {"pytorchReplicaSpecs": roles, **spec},
     }
+
+
+def make_gang(
+    kind: str, key: str, /, spec: dict[str, Any] | None = None, **roles: int
+) -> dict[str, Any]:
+    pods = {"restartPolicy": "Never", "template": {"spec": make_pod()}}
+    replicas = {name: {**pods, "replicas": count} for name, count in roles.items()}
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": kind,
+        "metadata": {"name": "gang"},
+        "spec": {key: replicas, **(spec or {})},
+    }
+
+
+def make_job_set(name: str = "x", replicas: int = 2, **spec: Any) -> dict[str, Any]:
+    pod = make_pod(container={"args": ["--peer", name]})
+    part = {
+        "name": "part",
+        "replicas": replicas,
+        "template": {"spec": {"template": {"spec": pod}, **spec}},
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": "a"},
+        "spec": {"replicatedJobs": [part], "failurePolicy": {"maxRestarts": 3}},
+    }
+
+
+def run_lines(text: str, **variables: str) -> str:
+    """Return what the lines before a command print."""
+    env = {"PATH": os.environ["PATH"], "CAVVY_HOSTS": "10.0.0.1,10.0.0.2,10.0.0.3", **variables}
+    done = subprocess.run(["sh", "-ec", text], env=env, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def find(*objects: dict[str, Any]) -> Translation:
@@ -158,13 +196,36 @@ def test_a_pytorch_job_is_a_gang() -> None:
         (make_job(make_pod(subdomain="train")), "spec.subdomain"),
         (make_job(podFailurePolicy={"rules": []} | {"x": 1}), "podFailurePolicy"),
         (make_job(madeUp=1), "spec.madeUp"),
-        (make_job(make_pod(initContainers=[CONTAINER])), "initContainers"),
+        (make_job(make_pod(initContainers=[{**CONTAINER, "image": "x"}])), "is not that of the"),
+        (
+            make_job(
+                make_pod(
+                    initContainers=[
+                        {**CONTAINER, "volumeMounts": [{"name": "a", "mountPath": "/a"}]}
+                    ]
+                )
+            ),
+            "has the volume a at another path",
+        ),
+        (make_gang("TFJob", "tfReplicaSpecs", PS=1, Worker=2), "spec.tfReplicaSpecs.PS"),
+        (make_gang("MPIJob", "mpiReplicaSpecs", Worker=2), "expected Launcher and Worker"),
+        (make_job_set(parallelism=2, completions=4), "no gang"),
+        (make_job_set(name="a-part-0-0"), "the name a-part-0-0 does not exist here"),
+        (
+            {
+                "apiVersion": "x/v1",
+                "kind": "TrainJob",
+                "metadata": {"name": "a"},
+                "spec": {"runtimeRef": {"name": "t"}},
+            },
+            "the runtime t has the image",
+        ),
         (make_job({**make_pod(), "containers": [CONTAINER, CONTAINER]}), "one container"),
         (make_job(make_pod(container={"resources": {"limits": {"cpu": "many"}}})), "kubectl apply"),
         (make_pytorch(1, elasticPolicy={"minReplicas": 1}), "elasticPolicy"),
         (
-            {**make_pytorch(1), "kind": "TFJob"},
-            "the kinds Deployment, Job, CronJob, Pod, PyTorchJob",
+            {**make_pytorch(1), "kind": "RayJob"},
+            "the kinds Deployment, JobSet, TrainJob, PyTorchJob, XGBoostJob, TFJob, MPIJob, Job, ",
         ),
     ],
 )
@@ -172,6 +233,87 @@ def test_what_a_job_cannot_have_is_refused(job: dict[str, Any], said: str) -> No
     with pytest.raises(SpecError) as error:
         read(job)
     assert said in str(error.value)
+
+
+def test_the_gangs_of_training_operators() -> None:
+    task = read(make_gang("XGBoostJob", "xgbReplicaSpecs", Master=1, Worker=2))
+    assert task.nodes == 3
+    shown = task.run.replace("exec python train.py --lr 0.1", 'echo "$WORKER_ADDRS $RANK"')
+    assert run_lines(shown, NODE_RANK="1", NNODES="3", MASTER_PORT="5") == "10.0.0.2,10.0.0.3 1"
+
+    for chief, rank, kind, index in (
+        (1, 0, "chief", 0),
+        (1, 2, "worker", 1),
+        (0, 0, "worker", 0),
+        (0, 2, "worker", 2),
+    ):
+        roles = {"Chief": 1, "Worker": 2} if chief else {"Worker": 3}
+        task = read(make_gang("TFJob", "tfReplicaSpecs", **roles))
+        assert task.nodes == 3
+        shown = task.run.replace("exec python train.py --lr 0.1", 'echo "$TF_CONFIG"')
+        found = json.loads(run_lines(shown, NODE_RANK=str(rank), NNODES="3", MASTER_PORT="5"))
+        assert found["task"] == {"type": kind, "index": index}
+        places = [f"10.0.0.{each + 1}:{15 + each}" for each in range(3)]
+        wanted = {"chief": places[:1], "worker": places[1:]} if chief else {"worker": places}
+        assert found["cluster"] == wanted
+
+
+def test_an_mpi_job_runs_its_launcher_on_the_workers() -> None:
+    job = make_gang("MPIJob", "mpiReplicaSpecs", {"slotsPerWorker": 2}, Launcher=1, Worker=4)
+    task = read(job)
+    assert task.nodes == 4
+    assert task.run == (
+        "export NPROC_PER_NODE=2\nexec $CAVVY_MPI sh -c 'exec python train.py --lr 0.1'"
+    )
+    assert task.resources.accelerators[0].count_min == 2
+    pods = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
+    pods["containers"][0] = {**CONTAINER, "args": ["--hostfile", "/etc/mpi/hostfile"]}
+    with pytest.raises(SpecError, match="mpirun knows the nodes"):
+        read(job)
+
+
+def test_a_train_job() -> None:
+    trainer = {"image": "x", "command": ["torchrun", "a.py"], "numNodes": 3, "numProcPerNode": 4}
+    trainer["resourcesPerNode"] = {"limits": {"nvidia.com/gpu": 4}}
+    task = read(
+        {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": {"name": "fine"},
+            "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer},
+        }
+    )
+    assert (task.name, task.nodes, task.image) == ("fine", 3, "x")
+    assert "PET_NPROC_PER_NODE=4\nexec torchrun a.py" in task.run
+    assert task.resources.accelerators[0].count_min == 4
+
+
+def test_a_job_set_is_a_gang() -> None:
+    task = read(make_job_set(replicas=2, parallelism=2, completions=2))
+    assert (task.nodes, task.retry.exit) == (4, 3)
+    shown = task.run.replace(
+        "exec python train.py --peer x", "echo $JOB_INDEX $JOB_COMPLETION_INDEX"
+    )
+    assert run_lines(shown, NODE_RANK="3") == "1 1"
+
+
+def test_init_containers_run_before_and_sidecars_beside() -> None:
+    shell = {"name": "a", "image": CONTAINER["image"], "command": ["sh", "-c"]}
+    init = [
+        {
+            **shell,
+            "args": ["echo $A first; false || true"],
+            "env": [{"name": "A", "value": "it's"}],
+        },
+        {**shell, "args": ["echo beside; wait"], "restartPolicy": "Always"},
+    ]
+    main = {"command": ["sh", "-c"], "args": ["wait; echo main $A"]}
+    run = read(make_job(make_pod(container=main, initContainers=init))).run
+    assert run_lines(run) == "it's first\nbeside\nmain"
+    init[0]["args"] = ["exit 3"]
+    run = read(make_job(make_pod(container=main, initContainers=init))).run
+    done = subprocess.run(["sh", "-c", run], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (3, "")
 
 
 def test_validate_refuses_the_same_values() -> None:

@@ -1,16 +1,14 @@
-"""Translates a Job, CronJob, Pod or PyTorchJob of Kubernetes to a task.
+"""Translates a Job, CronJob or Pod of Kubernetes to a task; `gangs` does so with several nodes.
 
 The pod is read as that of a Deployment. What says how often and how long it runs is read here, by
-https://kubernetes.io/docs/concepts/workloads/controllers/job and
-https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch.
+https://kubernetes.io/docs/concepts/workloads/controllers/job.
 """
 
-from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from shlex import quote
 
 from cavvy.domain.arrays import MOST_MEMBERS
-from cavvy.domain.tasks import IndexRange, JobLimits, JobSchedule, RetryPolicy, TaskSpec
+from cavvy.domain.tasks import IndexRange, JobSchedule, RetryPolicy, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.kubernetes.deployment import (
@@ -20,6 +18,7 @@ from cavvy.importers.kubernetes.deployment import (
     read_resources,
     read_volumes,
 )
+from cavvy.importers.kubernetes.gangs import BACKOFF_S, GANG_KINDS, GONE, read_gang, read_limits
 from cavvy.importers.kubernetes.objects import (
     JobObject,
     PodKeys,
@@ -34,15 +33,13 @@ from cavvy.spec.fields.times import check_cron
 from cavvy.spec.problems import slug
 
 _BACKOFF_LIMIT = 6  # Kubernetes' default for a Job
-_BACKOFF_S = 10  # the delay before the first retry, which doubles
 _QUEUE = "kueue.x-k8s.io/queue-name"
-_GONE = "an ended job stays in the list until `cavvy rm` removes it"
 _OF_JOB = PodKeys(
     read=(
         *("template", "selector", "manualSelector", "parallelism", "completions"),
         *("completionMode", "backoffLimit", "activeDeadlineSeconds"),
     ),
-    noted={"ttlSecondsAfterFinished": _GONE, "podReplacementPolicy": "a node ends before the next"},
+    noted={"ttlSecondsAfterFinished": GONE, "podReplacementPolicy": "a node ends before the next"},
     refused={
         "suspend": "a suspended Job does not start; delete the key",
         "podFailurePolicy": "write `retry` in a Cavvy file: it can retry certain exit codes only",
@@ -55,39 +52,18 @@ _OF_JOB = PodKeys(
 _OF_CRON_JOB = PodKeys(
     read=("schedule", "timeZone", "jobTemplate", "concurrencyPolicy"),
     noted={
-        "successfulJobsHistoryLimit": _GONE,
-        "failedJobsHistoryLimit": _GONE,
+        "successfulJobsHistoryLimit": GONE,
+        "failedJobsHistoryLimit": GONE,
         "startingDeadlineSeconds": "a job that could not start in time starts when it can",
     },
     refused={"suspend": "a suspended CronJob does not start; delete the key"},
 )
-_OF_PYTORCH_JOB = PodKeys(
-    read=("pytorchReplicaSpecs", "runPolicy", "nprocPerNode"),
-    noted={},
-    refused={"elasticPolicy": "the number of nodes of a job is fixed; delete the key"},
-)
-_OF_RUN_POLICY = PodKeys(
-    read=("backoffLimit", "activeDeadlineSeconds"),
-    noted={
-        "cleanPodPolicy": _GONE,
-        "ttlSecondsAfterFinished": _GONE,
-        "schedulingPolicy": "all nodes of a job start together",
-    },
-    refused={"suspend": "a suspended job does not start; delete the key"},
-)
-# What the training operator sets in each pod; torchrun reads PET_*:
-# https://github.com/kubeflow/training-operator (v1)
-_PYTORCH = """\
-export RANK="$NODE_RANK" WORLD_SIZE="$NNODES" PET_NNODES="$NNODES" PET_NODE_RANK="$NODE_RANK"
-export PET_MASTER_ADDR="$MASTER_ADDR" PET_MASTER_PORT="$MASTER_PORT" PYTHONUNBUFFERED=1
-export PET_NPROC_PER_NODE={processes}
-"""
 
 
 def read_job(job: JobObject, kept_keys: TranslationNotes) -> TaskSpec | None:
     """Return the task of the object, or None if what it lacks is refused."""
-    if job.kind == "PyTorchJob":
-        return _read_pytorch_job(job, kept_keys)
+    if job.kind in GANG_KINDS:
+        return read_gang(job, _read_pod, kept_keys)
     spec = at(job.values, "spec")
     schedule = None
     if job.kind == "CronJob":
@@ -119,8 +95,8 @@ def read_job(job: JobObject, kept_keys: TranslationNotes) -> TaskSpec | None:
         array=array,
         parallel=parallel,
         schedule=schedule,
-        limits=_read_limits(spec),
-        retry=RetryPolicy(exit=limit, delay=timedelta(seconds=_BACKOFF_S if limit else 0)),
+        limits=read_limits(spec),
+        retry=RetryPolicy(exit=limit, delay=timedelta(seconds=BACKOFF_S if limit else 0)),
     )
 
 
@@ -129,6 +105,7 @@ def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> 
     template = _add_config_maps(job, template)
     values = {"metadata": at(job.values, "metadata"), "spec": {"template": template}}
     objects = ServiceObjects(mark=job.mark, deployment=values, claims=job.claims)
+    before = _take_init(job, objects, kept_keys)
     keep_unread(objects, kept_keys)
     pod = objects.pod
     if len(pod.get("containers") or ()) != 1:
@@ -145,7 +122,7 @@ def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> 
     metadata = at(job.values, "metadata")
     return TaskSpec(
         name=slug(str(metadata.get("name") or metadata.get("generateName") or "").strip("-")),
-        run=read_command(objects),
+        run=before + read_command(objects),
         image=read_image(objects.container),
         env=env,
         secrets=secrets,
@@ -153,6 +130,40 @@ def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> 
         volumes=read_volumes(objects, kept_keys),
         grace=timedelta(seconds=int(grace_s)),
     )
+
+
+def _take_init(job: JobObject, objects: ServiceObjects, kept_keys: TranslationNotes) -> str:
+    """Take the init containers out of the pod. Return their commands, which run before those of the
+    container, or beside it if they restart always.
+    """
+    image = objects.container.get("image")
+    lines = ""
+    for each in objects.pod.pop("initContainers", None) or ():
+        where = f"initContainers.{each.get('name')}"
+        if each.get("image") != image:
+            reason = "its image is not that of the container, and a node runs one image; put its "
+            kept_keys.refuse(job.mark, where, f"{reason}work into the image, or into `inputs`")
+            continue
+        mounts = [(m.get("name"), m.get("mountPath")) for m in each.get("volumeMounts") or ()]
+        if missing := [name for name, path in mounts if (name, path) not in _list_mounts(objects)]:
+            reason = f"the container has the volume {missing[0]} at another path, or not at all"
+            kept_keys.refuse(job.mark, f"{where}.volumeMounts", reason)
+        pod = {**objects.pod, "containers": [each]}
+        values = {"spec": {"template": {"spec": pod}}}
+        alone = ServiceObjects(mark=job.mark, deployment=values, claims=job.claims)
+        env, secrets = read_env(alone, kept_keys, job.config_maps)
+        if secrets:
+            reason = "secrets of init containers are not passed on; name them in the container"
+            kept_keys.refuse(job.mark, f"{where}.env", reason)
+        exports = "".join(f"export {name}={quote(value)}\n" for name, value in env.items())
+        end = "&" if each.get("restartPolicy") == "Always" else "|| exit"
+        lines += f"(\n{exports}{read_command(alone)}\n) {end}\n"
+    return lines
+
+
+def _list_mounts(objects: ServiceObjects) -> list[tuple[object, object]]:
+    mounts = objects.container.get("volumeMounts") or ()
+    return [(each.get("name"), each.get("mountPath")) for each in mounts]
 
 
 def _add_config_maps(job: JobObject, template: Values) -> Values:
@@ -197,11 +208,6 @@ def _read_completions(
     return (IndexRange(0, int(completions) - 1),), parallel
 
 
-def _read_limits(spec: Values) -> JobLimits:
-    seconds = spec.get("activeDeadlineSeconds")
-    return JobLimits(duration=None if seconds is None else timedelta(seconds=int(seconds)))
-
-
 def _read_schedule(job: JobObject, spec: Values, kept_keys: TranslationNotes) -> JobSchedule:
     if spec.get("concurrencyPolicy", "Allow") == "Replace":
         reason = "a job that runs is not replaced; write Allow or Forbid"
@@ -212,65 +218,3 @@ def _read_schedule(job: JobObject, spec: Values, kept_keys: TranslationNotes) ->
     except WrongValue as error:
         kept_keys.refuse(job.mark, "spec.schedule", str(error))
     return JobSchedule(cron=cron, time_zone=str(spec.get("timeZone") or "UTC"))
-
-
-def _read_pytorch_job(job: JobObject, kept_keys: TranslationNotes) -> TaskSpec | None:
-    spec = at(job.values, "spec")
-    keep_table(job.mark, spec, _OF_PYTORCH_JOB, "spec", kept_keys)
-    policy = at(spec, "runPolicy")
-    keep_table(job.mark, policy, _OF_RUN_POLICY, "spec.runPolicy", kept_keys)
-    replicas = at(spec, "pytorchReplicaSpecs")
-    roles = {name: at(replicas, name) for name in ("Master", "Worker") if replicas.get(name)}
-    if not roles:
-        kept_keys.refuse(job.mark, "spec.pytorchReplicaSpecs", "expected Master or Worker")
-        return None
-    first, *others = roles.values()
-    for other in others:
-        if difference := _find_difference(first, other):
-            reason = f"Master and Worker differ in `{difference}`, and all nodes of a job are alike"
-            kept_keys.refuse(job.mark, "spec.pytorchReplicaSpecs", reason)
-    task = _read_pod(job, at(first, "template"), kept_keys)
-    if task is None:
-        return None
-    nodes = sum(int(role.get("replicas", 1)) for role in roles.values())
-    processes = str(spec.get("nprocPerNode") or "auto")
-    return replace(
-        task,
-        nodes=nodes,
-        run=_PYTORCH.format(processes=_count_processes(processes)) + task.run,
-        limits=_read_limits(policy),
-        retry=_read_restarts(first, policy),
-    )
-
-
-def _count_processes(text: str) -> str:
-    """Return the processes of a node as a word of a shell; `auto` and `gpu` mean one a GPU."""
-    if text in ("auto", "gpu"):
-        return '"$NPROC_PER_NODE"'
-    return text if text.isdecimal() else "1"  # cpu: one process
-
-
-def _read_restarts(role: Values, policy: Values) -> RetryPolicy:
-    """Return the retries of a replica that fails. OnFailure is the operator's default."""
-    restart = role.get("restartPolicy", "OnFailure")
-    if restart == "Never":
-        return RetryPolicy(exit=0)
-    limit = policy.get("backoffLimit")
-    delay = timedelta(seconds=_BACKOFF_S)
-    # of ExitCode, codes from 128 on, as of a signal, are those to retry
-    codes = tuple(range(128, 256)) if restart == "ExitCode" else ()
-    return RetryPolicy(exit=None if limit is None else int(limit), exit_codes=codes, delay=delay)
-
-
-def _find_difference(first: Values, other: Values) -> str:
-    """Return the key in which the pods of two roles differ, or ""."""
-    left, right = (at(role, "template", "spec") for role in (first, other))
-    pairs: list[tuple[Mapping[str, Any], Mapping[str, Any], str]] = [(left, right, "spec")]
-    one: Sequence[Values] = left.get("containers") or ()
-    two: Sequence[Values] = right.get("containers") or ()
-    pairs += [(a, b, "containers") for a, b in zip(one, two, strict=False)]
-    for a, b, where in pairs:
-        for key in sorted({*a, *b} - {"containers", "name"}):
-            if a.get(key) != b.get(key):
-                return f"{where}.{key}"
-    return ""

@@ -14,7 +14,10 @@ Values = dict[str, Any]
 
 _SCALER, _CLAIM = "HorizontalPodAutoscaler", "PersistentVolumeClaim"
 _USED = ("Deployment", "Service", _SCALER, _CLAIM)
-JOB_KINDS = ("Job", "CronJob", "Pod", "PyTorchJob")
+JOB_KINDS = (
+    *("JobSet", "TrainJob", "PyTorchJob", "XGBoostJob", "TFJob", "MPIJob"),
+    *("Job", "CronJob", "Pod"),
+)
 _CONFIG_MAP = "ConfigMap"
 
 
