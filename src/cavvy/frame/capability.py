@@ -82,7 +82,8 @@ class Capability(NamedTuple):
     events: tuple[str, ...] = ()  # the names of what it announces, of which people can be notified
     pages: tuple[ConsolePage, ...] = ()
     actions: tuple[ConsoleAction, ...] = ()
-    # functions that make a part of a job's page in the console, above its other figures
-    # (`console.pages.job.JobPart`)
+    # functions that make a part of a page in the console (`console.pages.page.PagePart`): of a
+    # job's page, above its other figures, and of the page of an array or a group of jobs
     job_parts: tuple[str, ...] = ()
+    group_parts: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()  # functions that coding agents may call: they read, or cost nothing

@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (77, "7605a410443d8189")
+ROUTES = (78, "0083bd3432147c2f")
 ROOT = Path(__file__).resolve().parents[3]
 
 

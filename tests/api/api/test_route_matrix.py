@@ -156,6 +156,7 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/jobs": ("query", "view"),
     "/v1/arrays": ("query", "view"),
     "/v1/job-search": ("query", "view"),
+    "/v1/projects/{project}/curves": ("path", "view"),
     "/v1/projects/{project}/jobs/{name}/curves": ("path", "view"),
     "/v1/projects/{project}/jobs/{name}/figures": ("path", "view"),
     "/v1/projects/{project}/offers": ("path", "view"),

@@ -54,6 +54,7 @@ def array(*members: ArrayMemberView, **fields: Any) -> dict[str, Any]:
     usual = {"array": row, "parallel": 2, "jobs": list(members)}
     found = ArrayDetail(**usual | fields)
     own = {AT: found, **{f"{AT}/{each}": row for each in ("stop", "retry")}}
+    own["/v1/projects/default/curves"] = {"curves": []}  # of a capability, which may be left out
     return own | {
         target: answer
         for each in members

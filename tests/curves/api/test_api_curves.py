@@ -54,3 +54,15 @@ async def test_a_job_without_values_has_no_curves(api: Api) -> None:
     assert (await api.http.get(JOB)).json()["curves"] == []
     for wrong in ({"points": 1}, {"points": 10**9}, {"attempt": 0}):
         assert (await api.http.get(JOB, params=wrong)).json()["code"] == "invalid-request"
+
+
+async def test_curves_of_several_jobs_are_read_at_once(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    await report(api, gang, points(1, [1, 0, 0.5]), points(2, [1, 0, 0.9], names=("acc",)))
+    asked = {"job": ["t", "gone", "t"], "curve": "loss"}
+    found = (await api.http.get("/v1/projects/default/curves", params=asked)).json()["curves"]
+    assert [(each["job"], each["name"], each["values"]) for each in found] == [("t", "loss", [0.5])]
+    for wrong in ({}, {"job": [f"j{number}" for number in range(101)]}):
+        answer = await api.http.get("/v1/projects/default/curves", params=wrong)
+        assert answer.json()["code"] == "invalid-request"

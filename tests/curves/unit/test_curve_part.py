@@ -2,13 +2,16 @@
 
 import html
 import re
+from typing import Any
 
-from tests.console_rig import CannedClient, attempt, detail, job_answers, sign_in
+from msgspec import structs
+from tests.console_rig import NOW, CannedClient, attempt, detail, job_answers, listing, sign_in
 
 from cavvy.capabilities.curves.drawing import draw
 from cavvy.capabilities.curves.order import prominence
 from cavvy.capabilities.curves.wire import Curve, JobCurves
 from cavvy.client import wire
+from cavvy.client.array_wire import ArrayDetail, ArrayMemberView
 
 PATH = "/jobs/default/train"
 API = "/v1/projects/default/jobs/"
@@ -86,6 +89,50 @@ def test_a_figure_that_is_a_curve_is_not_shown_twice() -> None:
     answers |= {f"{API}{job.id}/curves": JobCurves(curves=[curve("loss", 2, 1)])}
     page = sign_in(CannedClient(answers)).get(PATH).text
     assert re.findall(r"<figcaption>([^<]+)</figcaption>", page) == ["loss", "CPU"]
+
+
+def member(index: int, **fields: Any) -> ArrayMemberView:
+    usual: dict[str, Any] = {
+        "index": index,
+        "id": f"id-{index}",
+        "name": f"fits.{index}",
+        "phase": "running",
+        "reason": "",
+        "attempt": 1,
+        "exit_code": None,
+        "placement": None,
+        "since": NOW,
+        "ended_at": None,
+        "spent_micros": 0,
+        "params": {"lr": index},
+        "progress": {},
+    }
+    return ArrayMemberView(**usual | fields)
+
+
+def test_the_page_of_an_array_has_a_line_for_each_job() -> None:
+    members = [member(index) for index in range(9)] + [member(9, attempt=0, phase="queued")]
+    row = listing("fits", id="id-fits", phase="running", members={"running": 10})
+    found = [structs.replace(curve("loss", 2, index), job=f"fits.{index}") for index in range(1, 9)]
+    answers = {
+        "/v1/projects/default/arrays/id-fits": ArrayDetail(array=row, parallel=2, jobs=members),
+        "/v1/projects/default/curves": JobCurves(curves=found),
+        **{
+            target: answer
+            for each in members
+            for target, answer in job_answers(detail(name=each.name, id=each.id)).items()
+        },
+    }
+    client = CannedClient(answers)
+    page = sign_in(client).get("/groups/default/id-fits").text
+    shown = page[page.index('id="curves-title"') : page.index('id="members-title"')]
+    assert shown.count('<path class="curve') == 8
+    assert shown.count('<path class="curve rest"') == 2
+    assert "2 others" in shown
+    assert "fits.1 (lr 1)" in shown
+    [asked] = [each for each in client.asked if "/curves" in each]
+    assert "job=id-0" in asked
+    assert "job=id-9" not in asked, "it has not begun"
 
 
 def test_a_plot_in_a_terminal_has_the_bounds_of_both_axes() -> None:

@@ -20,4 +20,5 @@ CAPABILITY = Capability(
     tables=OwnTables("cavvy.capabilities.curves", of_attempts=("curves",)),
     listeners=("cavvy.capabilities.curves.rows:add_steps",),
     job_parts=("cavvy.capabilities.curves.part:make",),
+    group_parts=("cavvy.capabilities.curves.part:make_of_group",),
 )

@@ -1,25 +1,27 @@
 """Shows curves on a job's page in the console."""
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from math import ceil, floor, log10
 from typing import NamedTuple
 
+from msgspec import structs
 from starlette.requests import Request
 
 from cavvy.capabilities.curves.order import prominence
-from cavvy.capabilities.curves.wire import Curve, read_curves
+from cavvy.capabilities.curves.wire import MOST_JOBS, Curve, read_curves, read_curves_of_jobs
 from cavvy.client import ApiClient
+from cavvy.client.array_wire import ArrayMemberView
 from cavvy.client.wire import JobDetail
 from cavvy.console import charts
-from cavvy.console.pages.job import JobPart
-from cavvy.console.pages.page import ENDED, is_update
+from cavvy.console.pages.page import ENDED, PagePart, is_update, memory_of
 
 _POINTS = 600  # of a curve; a chart is about so many pixels wide
 _MOST_LINES = 6  # of a chart, which have colours of their own
 _MOST_CHARTS = 40
 _LABELS = 6  # below a chart
+_KEPT_S = 5.0  # of the curves of several jobs
 _ENDINGS = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 
@@ -28,35 +30,72 @@ class _ChartChoice(NamedTuple):
     is_log: bool
 
 
-def make(client: ApiClient, request: Request, job: JobDetail, now: datetime) -> JobPart | None:
+def make(client: ApiClient, request: Request, job: JobDetail, now: datetime) -> PagePart | None:
     """Return the charts of what the job's program reported, or None if it reported nothing. Raises
     ApiError.
     """
     if not job.attempts or (is_update(request) and job.phase in ENDED):
         return None
-    asked = request.query_params
-    choice = _ChartChoice(
-        "time" if asked.get("by") == "time" else "step", asked.get("scale") == "log"
-    )
+    asked, choice = request.query_params, _read_choice(request)
     ranks = [int(asked["rank"])] if asked.get("rank", "").isdecimal() else []
     found = read_curves(client, job.project, job.id, ranks=ranks, points=_POINTS).curves
     by_name: defaultdict[str, list[Curve]] = defaultdict(list)
     for each in found:
         by_name[each.name].append(each)
+    return _part_of(by_name, choice)
+
+
+def make_of_group(
+    client: ApiClient, request: Request, project: str, members: Sequence[ArrayMemberView]
+) -> PagePart | None:
+    """Return the charts of the programs of several jobs, a line for each job, or None if they
+    reported nothing. They may be a few seconds old. Raises ApiError.
+    """
+    choice = _read_choice(request)
+    jobs = tuple(each.id for each in members[:MOST_JOBS] if each.attempt)
+    if not jobs:
+        return None
+    found = memory_of(request).recall(
+        ("curves", project, jobs), lambda: read_curves_of_jobs(client, project, jobs), _KEPT_S
+    )
+    by_name: defaultdict[str, list[Curve]] = defaultdict(list)
+    order = {each.name: number for number, each in enumerate(members)}
+    for curve in sorted(found.curves, key=lambda each: order.get(each.job, len(order))):
+        params = members[order[curve.job]].params if curve.job in order else {}
+        told = ", ".join(f"{name} {value}" for name, value in params.items())
+        label = f"{curve.job} ({told})" if told else curve.job
+        by_name[curve.name].append(structs.replace(curve, job=label))
+    return _part_of(by_name, choice)
+
+
+def _read_choice(request: Request) -> _ChartChoice:
+    asked = request.query_params
+    return _ChartChoice(
+        "time" if asked.get("by") == "time" else "step", asked.get("scale") == "log"
+    )
+
+
+def _part_of(by_name: Mapping[str, Sequence[Curve]], choice: _ChartChoice) -> PagePart | None:
     names = sorted(by_name, key=prominence)
     drawn = [(name, chart_of(by_name[name], choice)) for name in names[:_MOST_CHARTS]]
     if not drawn:
         return None
     more = len(names) - len(drawn)
     values = {"charts": drawn, "by": choice.by, "is_log": choice.is_log, "more": more}
-    return JobPart("cavvy.capabilities.curves:part.html", values, frozenset(by_name))
+    return PagePart("cavvy.capabilities.curves:part.html", values, frozenset(by_name))
 
 
 def chart_of(found: Sequence[Curve], choice: _ChartChoice) -> charts.Chart:
-    """Return a chart with a line for each rank of each attempt."""
+    """Return a chart with a line for each rank of each attempt, or for each job. The first have
+    colours of their own, and lie above the others.
+    """
     begin = min(each.times_ms[0] for each in found)
     several = len({each.rank for each in found}) > 1
-    lines = [(_name_of(each, several=several), _points_of(each, begin, choice)) for each in found]
+    lines = [
+        # the times of several jobs begin together
+        (_name_of(each, several), _points_of(each, each.times_ms[0] if each.job else begin, choice))
+        for each in found
+    ]
     known = [(name, points) for name, points in lines if points]
     xs = [x for _, points in known for x, _ in points] or [0.0]
     ys = [y for _, points in known for _, y in points] or [0.0]
@@ -70,9 +109,9 @@ def chart_of(found: Sequence[Curve], choice: _ChartChoice) -> charts.Chart:
                 for number, (x, y) in enumerate(points)
             )
             + "h0.1",
-            f"series-{number % _MOST_LINES}",
+            _kind_of(number),
         )
-        for number, (_, points) in enumerate(known)
+        for number, (_, points) in reversed([*enumerate(known)])
     ]
     show_y: Callable[[float], str] = (lambda y: f"{10**y:.3g}") if choice.is_log else _show
     return charts.Chart(
@@ -86,9 +125,7 @@ def chart_of(found: Sequence[Curve], choice: _ChartChoice) -> charts.Chart:
             charts.Mark(charts.CURVES_PX * (1 - part), show_y(low + part * (high - low)))
             for part in (0, 0.5, 1)
         ],
-        kinds=[(f"series-{number % _MOST_LINES}", name) for number, (name, _) in enumerate(known)]
-        if len(known) > 1
-        else (),
+        kinds=_kinds_of([name for name, _ in known]),
         curves=drawn,
         columns=("Line", "Values", "Lowest", "Highest", "Last"),
         lines=[
@@ -98,7 +135,20 @@ def chart_of(found: Sequence[Curve], choice: _ChartChoice) -> charts.Chart:
     )
 
 
-def _name_of(curve: Curve, *, several: bool) -> str:
+def _kind_of(number: int) -> str:
+    return f"series-{number}" if number < _MOST_LINES else "rest"
+
+
+def _kinds_of(names: Sequence[str]) -> Sequence[tuple[str, str]]:
+    kinds = [(_kind_of(number), name) for number, name in enumerate(names[:_MOST_LINES])]
+    if len(names) > _MOST_LINES:
+        kinds.append(("rest", f"{len(names) - _MOST_LINES} others"))
+    return kinds if len(names) > 1 else ()
+
+
+def _name_of(curve: Curve, several: bool) -> str:
+    if curve.job:
+        return curve.job
     return f"attempt {curve.attempt}" + (f", rank {curve.rank}" if several else "")
 
 

@@ -4,17 +4,24 @@ from asyncio import to_thread
 from typing import Annotated
 
 from fastapi import Query
+from msgspec import structs
 
 from cavvy.api.app_state import AppState
+from cavvy.api.errors import ApiProblem
 from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path
 from cavvy.capabilities.curves.reduce import make_curves
 from cavvy.capabilities.curves.rows import read_pieces, read_ranks
-from cavvy.capabilities.curves.wire import Curve, JobCurves
+from cavvy.capabilities.curves.wire import MOST_JOBS, Curve, JobCurves
 from cavvy.domain.accounts import Permission
 
 router = RouteGroup("jobs", prefix="/v1")
+CurveQuery = Annotated[
+    list[str] | None,
+    Query(max_length=64, description="Only curves with these names; by default, all."),
+]
+PointsQuery = Annotated[int, Query(ge=2, le=20_000, description="The most values of a curve.")]
 _USUAL_RANKS, _MOST_RANKS = 8, 64
 
 
@@ -37,11 +44,8 @@ async def curves(
             description=f"Only these ranks; by default, the first {_USUAL_RANKS}.",
         ),
     ] = None,
-    curve: Annotated[
-        list[str] | None,
-        Query(max_length=64, description="Only curves with these names; by default, all."),
-    ] = None,
-    points: Annotated[int, Query(ge=2, le=20_000, description="The most values of a curve.")] = 500,
+    curve: CurveQuery = None,
+    points: PointsQuery = 500,
 ) -> JobCurves:
     """Get what the job's program reported step by step."""
     job = await find_job(app_state, project, name)
@@ -55,3 +59,27 @@ async def curves(
             asked = (numbers[attempt_id], number, frozenset(curve or ()), points)
             found += await to_thread(make_curves, pieces, *asked)
     return JobCurves(curves=sorted(found, key=lambda each: (each.name, each.attempt, each.rank)))
+
+
+@router.get("/projects/{project}/curves", rule=in_path(Permission.VIEW))
+async def curves_of_jobs(
+    app_state: AppState,
+    project: ProjectPath,
+    job: Annotated[list[str], Query(min_length=1, max_length=MOST_JOBS)],
+    curve: CurveQuery = None,
+    points: PointsQuery = 300,
+) -> JobCurves:
+    """Get what the programs of several jobs reported step by step: of the first rank of each."""
+    read, _ = app_state.store.database
+    found: list[Curve] = []
+    for name in dict.fromkeys(job):
+        try:
+            known = await find_job(app_state, project, name)
+        except ApiProblem:
+            continue
+        ids = [each.id for each in await app_state.store.attempts(known.id)]
+        pieces = [piece for each in ids for piece in await read(read_pieces(each, 0))]
+        asked = (known.attempt, 0, frozenset(curve or ()), points)
+        made = await to_thread(make_curves, pieces, *asked)
+        found += [structs.replace(each, job=known.name) for each in made]
+    return JobCurves(curves=sorted(found, key=lambda each: (each.name, each.job)))

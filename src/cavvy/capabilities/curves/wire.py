@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from cavvy.client import ApiClient
-from cavvy.client.paths import job_path, query
+from cavvy.client.paths import job_path, project_path, query
 from cavvy.client.wire import Answer
 
 
@@ -14,6 +14,7 @@ class Curve(Answer, frozen=True, kw_only=True):
     """
 
     name: str
+    job: str = ""  # the job's name, if several were asked for
     attempt: int
     rank: int
     count: int
@@ -44,3 +45,21 @@ def read_curves(
     """Return the curves of a job. Raises ApiError."""
     asked = query(attempt=attempt, rank=ranks, curve=names, points=points)
     return client.ask(f"{job_path(project, job)}/curves{asked}", JobCurves)
+
+
+MOST_JOBS = 100  # whose curves are read at once
+
+
+def read_curves_of_jobs(
+    client: ApiClient,
+    project: str,
+    jobs: Collection[str],
+    *,
+    names: Collection[str] = (),
+    points: int = 300,
+) -> JobCurves:
+    """Return the curves of the first ranks of at most MOST_JOBS jobs, each of which has the values
+    of all its attempts. Jobs that are gone are left out. Raises ApiError.
+    """
+    asked = query(job=jobs, curve=names, points=points)
+    return client.ask(f"{project_path(project)}/curves{asked}", JobCurves)

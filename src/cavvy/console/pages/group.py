@@ -34,6 +34,7 @@ from cavvy.console.pages.page import (
     Sorting,
     act_on_chosen,
     list_projects,
+    make_parts,
     memory_of,
     named_in,
     path_of,
@@ -233,6 +234,9 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "is_over": all(each.phase in ENDED for each in found.jobs),
             "is_repeatable": any(each.phase in ("failed", "stopped") for each in found.jobs),
             "graph": _graph_of_members(client, memory_of(request), found),
+            "parts": make_parts(
+                lambda each: each.group_parts, client, request, project, sorting.rows
+            ),
         },
     )
 

@@ -8,7 +8,7 @@ import time
 from bisect import bisect_right
 from codecs import getincrementaldecoder
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -52,6 +52,7 @@ from cavvy.console.pages.page import (
     Part,
     hours_of,
     is_update,
+    make_parts,
     memory_of,
     named_in,
     path_of,
@@ -62,21 +63,7 @@ from cavvy.console.pages.page import (
     try_part,
 )
 from cavvy.domain.figures import describe_stragglers, find_stragglers
-from cavvy.frame.discover import load_all
 
-
-@dataclass(frozen=True)
-class JobPart:
-    """A part of the page that a capability makes: its template (PACKAGE:FILE), which finds `values`
-    as `part`, and the names of the figures that it shows, which the page then leaves out.
-    """
-
-    template: str
-    values: Mapping[str, Any]
-    shows: Collection[str] = ()
-
-
-MakePart = Callable[[ApiClient, Request, JobDetail, datetime], JobPart | None]
 _EVENTS = 200  # events on the page, the newest
 _MOST_PAGES = 20  # pages of events that are read to find the newest
 _TAIL_BYTES = 64 << 10
@@ -97,7 +84,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
     job = client.job(project, name)
     cost = try_part(lambda: client.cost(project, job.id))
     task = msgspec.json.decode(job.task)
-    parts = [*_own_parts(client, request, job, now)]
+    parts = make_parts(lambda each: each.job_parts, client, request, job, now)
     shown = {name for part in parts for name in part.shows}
     return Page(
         job.name,
@@ -129,16 +116,6 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
         | _shown_nodes(client, request, job)
         | dict(period_choice(request)),
     )
-
-
-def _own_parts(
-    client: ApiClient, request: Request, job: JobDetail, now: datetime
-) -> Iterator[JobPart]:
-    """Yield the parts that capabilities make. One that fails is left out."""
-    for _, make_part in load_all(lambda each: each.job_parts):
-        found = try_part(partial(make_part, client, request, job, now)).value
-        if found is not None:
-            yield found
 
 
 def _shown_nodes(client: ApiClient, request: Request, job: JobDetail) -> dict[str, Any]:

@@ -3,9 +3,10 @@
 import getpass
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -19,6 +20,8 @@ from cavvy.client.service_wire import ServedView, list_services
 from cavvy.client.wire import JobListing
 from cavvy.console.memory import Memory
 from cavvy.domain.units import is_whole
+from cavvy.frame.capability import Capability
+from cavvy.frame.discover import load_all
 
 _T = TypeVar("_T")
 UNFINISHED = ("queued", "starting", "running", "stopping")
@@ -64,6 +67,25 @@ def try_part(fetch: Callable[[], _T]) -> Part[_T]:
         if error.status not in (403, 404):
             raise
         return Part(None, error.message)
+
+
+@dataclass(frozen=True)
+class PagePart:
+    """A part of a page that a capability makes: its template (PACKAGE:FILE), which finds `values`
+    as `part`, and the names of the figures that it shows, which the page then leaves out.
+    """
+
+    template: str
+    values: Mapping[str, Any]
+    shows: Collection[str] = ()
+
+
+def make_parts(pick: Callable[[Capability], Iterable[str]], *page: object) -> Sequence[PagePart]:
+    """Return the parts that the functions at the places of capabilities make of what a page shows.
+    One that the server refuses is left out.
+    """
+    made = (try_part(partial(make, *page)).value for _, make in load_all(pick))
+    return [each for each in made if each is not None]
 
 
 @dataclass(frozen=True)
