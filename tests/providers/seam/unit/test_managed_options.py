@@ -32,5 +32,5 @@ def test_other_options_are_the_services_own() -> None:
 
 @pytest.mark.parametrize("key", ["matrix", "tuning", "tuner"])
 def test_a_sweep_of_another_tool_is_refused_with_what_to_do(key: str) -> None:
-    with pytest.raises(SpecError, match="write `params` and their values as `sweep`"):
+    with pytest.raises(SpecError, match="write `sweep: "):
         parse_task(f"run: x\n{key}: {{lr: [0.1, 0.2]}}")
