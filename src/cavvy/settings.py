@@ -237,8 +237,12 @@ def _scalar(text: str, name: str | None) -> Scalar:
 def _unknown(name: str, known: list[str], where: str, kind: str) -> SettingsError:
     from difflib import get_close_matches
 
-    close = get_close_matches(name, known, n=1)
-    hint = f"did you mean `{close[0]}`?" if close else f"known: {', '.join(sorted(known))}"
+    # In a known section only its names count, or `server.port` would resemble all of its settings.
+    section = name.rpartition(".")[0]
+    inside = [each for each in known if section and each.rpartition(".")[0] == section]
+    ends = {each.removeprefix(f"{section}."): each for each in inside or known}
+    close = get_close_matches(name.removeprefix(f"{section}.") if inside else name, ends, n=1)
+    hint = f"did you mean `{ends[close[0]]}`?" if close else f"known: {', '.join(sorted(ends))}"
     return SettingsError(f"{where}: there is no {kind} `{name}`", hint)
 
 

@@ -45,6 +45,7 @@ def test_a_variable_wins_over_the_file(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[server]\nidle_stop = 5\n", "did you mean `server.idle_stop_s`?"),
+        ("[server]\nport = 5\n", "known: advertise, "),
         ("[sever]\nidle_stop_s = 5\n", "did you mean `server`?"),
         ("[server]\nidle_stop_s = '5'\n", "must be a whole number"),
         ("[server]\nidle_stop_s = true\n", "must be a whole number"),
