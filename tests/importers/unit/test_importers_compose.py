@@ -144,6 +144,15 @@ x-own: 1
     assert entry.run == "cd /app\nexec python3 -u 'a b.py'"
 
 
+def test_folders_without_files_are_those_of_the_container(folder: Path) -> None:
+    (folder / "empty").mkdir()
+    (folder / "full").mkdir()
+    (folder / "full" / "a").write_text("a")
+    task = read_one(folder, "volumes: [./models:/models, ./empty:/e, ./full:/f]\ncap_drop: [ALL]")
+    assert [(each.source, each.path) for each in task.volumes] == [("full", "/f")]
+    assert "./models is empty here, so /models is a folder of the container" in list_notes(folder)
+
+
 def test_anchors_and_merged_keys(folder: Path) -> None:
     tasks = read(
         folder,

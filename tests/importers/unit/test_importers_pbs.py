@@ -172,6 +172,17 @@ exit 7
     assert (tmp_path / "logs" / "3.txt").read_text() == said
 
 
+def test_output_that_cannot_be_written_is_in_the_log(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    commands = "seq 100000 | tail -n 1\n"
+    code, said = run_script(tmp_path, "#PBS -j oe -o file/out.txt", commands)
+    assert code == 0
+    assert said.splitlines() == [
+        "file/out.txt: File exists: the output is in the log only",
+        "100000",
+    ]
+
+
 def test_the_walltime_ends_a_script(tmp_path: Path) -> None:
     code, said = run_script(tmp_path, "#PBS -l walltime=1", "sleep 60; echo late\n")
     assert (code, "walltime" in said, "late" in said) == (143, True, False)

@@ -188,7 +188,8 @@ def _check_needs(services: Mapping[str, _Service], reader: ComposeReader) -> Non
         sorter.prepare()
     except CycleError as error:
         first, *rest = reversed(error.args[1])
-        path = ", which depends on ".join(rest)
+        more = f" and so on, {len(rest)} in all" if len(rest) > 5 else ""
+        path = ", which depends on ".join(rest[:5]) + more
         message = f"the services wait for each other: {first} depends on {path}"
         mark = services[first].mark if first in services else SourceMark(line=1, column=1)
         reader.notes.add(mark, message, suggestion="delete one of these lines")

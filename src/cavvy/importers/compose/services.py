@@ -39,6 +39,7 @@ _LEFT_OUT = {
     **dict.fromkeys(("platform", "pull_policy"), "the node pulls the image for its own processor"),
     **dict.fromkeys(("user", "security_opt", "read_only"), "the image's user runs the program"),
     **dict.fromkeys(("cpu_shares", "cpu_quota", "cpuset", "cpu_count"), "`cpus` asks for CPUs"),
+    **dict.fromkeys(("cap_drop", "pids_limit", "cgroup", "cgroup_parent"), "the node limits jobs"),
     "init": "the agent waits for the processes of the container",
     "stop_signal": "a service gets SIGTERM before it must end",
     "develop": "`cavvy dev --sync` sends changed files",
@@ -345,6 +346,12 @@ def _read_volume(name: str, node: Node, reader: ComposeReader) -> Volume | None:
         reader.notes.add(node.mark, message, suggestion=hint)
         return None
     inner = _inside(source, node.mark, reader)
+    place = reader.folder / inner
+    is_empty = place.is_dir() and not any(place.iterdir())
+    if is_empty or (not place.exists() and "." not in posixpath.basename(inner)):
+        reason = f"{source} is empty here, so {target} is a folder of the container"
+        reader.kept.note(node.mark, where, reason)
+        return None
     if not read_only:
         reason = f"the service has a copy of {source}; what it writes there stays on the node"
         reader.kept.note(node.mark, where, reason)

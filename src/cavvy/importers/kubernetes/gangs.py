@@ -94,7 +94,11 @@ _OPERATORS = {
         specs="mpiReplicaSpecs",
         roles=("Launcher", "Worker"),
         read=("slotsPerWorker", "sshAuthMountPath", "mpiImplementation", "runLauncherAsWorker"),
-        noted=(("launcherCreationPolicy", "the launcher starts when all nodes are there"),),
+        noted=(
+            ("launcherCreationPolicy", "the launcher starts when all nodes are there"),
+            ("cleanPodPolicy", GONE),
+            ("ttlSecondsAfterFinished", GONE),
+        ),
     ),
 }
 _OF_TRAIN_JOB = PodKeys(

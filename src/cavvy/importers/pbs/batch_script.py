@@ -32,7 +32,7 @@ from cavvy.importers.slurm.directives import (
 )
 from cavvy.spec.fields.arrays import read_indices
 from cavvy.spec.fields.kinds import WrongValue
-from cavvy.spec.problems import ProblemNotes, SourceMark, slug
+from cavvy.spec.problems import ProblemNotes, SourceMark, shown, slug
 from cavvy.spec.translation import Dialect, Translation
 
 _LINE = re.compile(r"#PBS(?P<gap>\s+)(?P<words>.*)")
@@ -75,7 +75,9 @@ _UNUSED = {
     **dict.fromkeys(("place", "naccesspolicy", "qos", "feature", "host", "vnode"), _CLUSTER),
     **dict.fromkeys(("filesystems", "software", "arch", "cput", "pcput", "min_walltime"), _CLUSTER),
     "file": "--disk asks for space",
-    "scratch": "--disk asks for space",
+    **dict.fromkeys(
+        ("scratch", "scratch_local", "scratch_ssd", "scratch_shared"), "--disk asks for space"
+    ),
 }
 _SIZES = {"k": 10, "m": 20, "g": 30, "t": 40, "": 0}
 _KEYS = ("nodes", "resources.cpu", "resources.memory", "resources.gpu")
@@ -282,7 +284,7 @@ class _PbsScriptReader:
         parts = text.split(".")[0].split(":")
         if len(parts) > 4 or not all(each.isdecimal() and len(each) < 8 for each in parts):
             expected = "hours, minutes and seconds such as 1:30:00, or seconds"
-            self._notes.add(mark, f"walltime={text} is no length of time", expected=expected)
+            self._notes.add(mark, f"walltime={shown(text)} is no length of time", expected=expected)
             return 0
         seconds = 0
         for part, factor in zip(reversed(parts), (1, 60, 3600, 86400), strict=False):
@@ -304,7 +306,7 @@ class _PbsScriptReader:
             expected = "indices such as 0-99, 0-99:2 or 0-99%10"
             if isinstance(error, WrongValue) and error.expected:
                 expected = error.expected
-            message = f"-{option.name} {option.value}: {error}"
+            message = f"-{option.name}: {error}"
             self._notes.add(option.mark, message, expected=expected)
             return (), None, {}
         indices = {
@@ -403,7 +405,7 @@ class _PbsScriptReader:
     def _whole(self, name: str, text: str, mark: SourceMark) -> int:
         if re.fullmatch(r"[0-9]{1,9}", text) and (int(text) or name in ("ngpus", "gpus")):
             return int(text)
-        message = f"{name}={text} is not what qsub expects"
+        message = f"{name}={shown(text)} is not what qsub expects"
         self._notes.add(mark, message, expected="a number of at least 1")
         return 1
 
@@ -411,7 +413,7 @@ class _PbsScriptReader:
         """Return a size in MiB. Without a unit, it is in bytes; a word (w) has 8 bytes."""
         found = re.fullmatch(r"([0-9]{1,15})([kmgt]?)([bw]?)", text.lower())
         if found is None:
-            message = f"{name}={text} is not what qsub expects"
+            message = f"{name}={shown(text)} is not what qsub expects"
             self._notes.add(mark, message, expected="a size such as 4000mb or 64gb")
             return 0
         size = int(found[1]) * (8 if found[3] == "w" else 1) << _SIZES[found[2]]

@@ -200,9 +200,14 @@ class ScriptRun:
         if name:
             pbs = "PBS_JOBID" in self._env
             path = fill_pbs(name, self._env, kind) if pbs else fill(name, self._env)
-        if os.path.dirname(path):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "ab" if self._plan["append"] else "wb", buffering=0) as file:
+        try:
+            if os.path.dirname(path):
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+            file = open(path, "ab" if self._plan["append"] else "wb", buffering=0)  # noqa: SIM115
+        except OSError as error:  # such as a folder of the cluster: the log has the output
+            tell(f"{path}: {error.strerror}: the output is in the log only")
+            file = open(os.devnull, "wb", buffering=0)  # noqa: SIM115
+        with file:
             for data in iter(lambda: source.read1(65536), b""):  # type: ignore[attr-defined]
                 file.write(data)
                 target.write(data)
