@@ -296,22 +296,22 @@ def test_new_keys_replace_the_stored_ones_also_beside_a_publication() -> None:
         one, two = (EdgeService(store, clock, lambda *_: None) for _ in range(2))
         sealer = cast(Any, PlainSealer())
         with pytest.raises(RowNotFound, match="published no model"):
-            await one.read_lists("p", "m")
-        await one.rotate_keys("p", sealer)  # makes the first ones
+            await one.registry.read_lists("p", "m")
+        await one.registry.rotate_keys("p", sealer)  # makes the first ones
         files = (ModelFile(path="m.onnx", sha256="0" * 64, size=1),)
         model = ModelVersion(
             project="p", name="m@0", snapshot="", files=files, main="m.onnx", created_at=NOW
         )
         blobs = cast(Any, None)  # there are no deltas
-        await one.publish(model, sealer, blobs)
-        before = await one.repository("p", sealer)
+        await one.registry.publish(model, sealer, blobs)
+        before = await one.registry.repository("p", sealer)
         await asyncio.gather(
-            one.rotate_keys("p", sealer),
-            two.publish(model, sealer, blobs),
-            two.rotate_keys("p", sealer),
-            one.publish(model, sealer, blobs),
+            one.registry.rotate_keys("p", sealer),
+            two.registry.publish(model, sealer, blobs),
+            two.registry.rotate_keys("p", sealer),
+            one.registry.publish(model, sealer, blobs),
         )
-        after = await two.repository("p", sealer)
+        after = await two.registry.repository("p", sealer)
         assert sorted(name for name in after.files if "root" in name) == [
             "1.root.json",
             "2.root.json",
@@ -347,21 +347,21 @@ def test_a_label_is_on_one_version_whoever_moves_it() -> None:
                 )
 
         async def holder() -> str:
-            return (await one.find_labelled("p", "m", "production")).name
+            return (await one.registry.find_labelled("p", "m", "production")).name
 
         with pytest.raises(RowNotFound):
             await holder()
-        assert (await one.promote("p", "m", "production", 3))[1] is None
-        await one.promote("p", "m", "next", 3)
+        assert (await one.registry.promote("p", "m", "production", 3))[1] is None
+        await one.registry.promote("p", "m", "next", 3)
         for number in (1, 2, 1, 3, 3, 1):  # back and forth, also to one that had it before
-            moved, former = await two.promote("p", "m", "production", number)
+            moved, former = await two.registry.promote("p", "m", "production", number)
             assert moved.name == await holder() == f"m@{number}"
             assert former is not None
-        assert (await one.find_labelled("p", "m", "next")).name == "m@3"
+        assert (await one.registry.find_labelled("p", "m", "next")).name == "m@3"
         with pytest.raises(RowNotFound):
-            await one.promote("p", "m", "production", 4)
+            await one.registry.promote("p", "m", "production", 4)
         with pytest.raises(RowNotFound):
-            await one.find_labelled("p", "n", "production")
+            await one.registry.find_labelled("p", "n", "production")
         for wrong in (
             "7",
             "",
@@ -372,30 +372,37 @@ def test_a_label_is_on_one_version_whoever_moves_it() -> None:
             "caf\N{LATIN SMALL LETTER E WITH ACUTE}",
         ):
             with pytest.raises(ModelRefused):
-                await one.promote("p", "m", wrong, 1)
+                await one.registry.promote("p", "m", wrong, 1)
         for each in range(14):
-            await one.promote("p", "m", f"l{each}", 1)
+            await one.registry.promote("p", "m", f"l{each}", 1)
         with pytest.raises(ModelRefused, match="16 labels"):
-            await one.promote("p", "m", "more", 1)
+            await one.registry.promote("p", "m", "more", 1)
         await asyncio.gather(
-            *(each.promote("p", "m", "next", n) for n, each in ((1, one), (2, two)))
+            *(each.registry.promote("p", "m", "next", n) for n, each in ((1, one), (2, two)))
         )
-        assert len(find_labels(await one.models("p"))) == 16
+        assert len(find_labels(await one.registry.models("p"))) == 16
         # one of two removals finds the label; also a version that had it before has it no longer
         ended = await asyncio.gather(
-            *(each.unlabel("p", "m", "production") for each in (one, two)), return_exceptions=True
+            *(each.registry.unlabel("p", "m", "production") for each in (one, two)),
+            return_exceptions=True,
         )
         assert {type(each) for each in ended} == {ModelVersion, RowNotFound}
-        for each in (holder(), one.unlabel("p", "n", "next"), one.unlabel("p", "x", "next")):
+        for each in (
+            holder(),
+            one.registry.unlabel("p", "n", "next"),
+            one.registry.unlabel("p", "x", "next"),
+        ):
             with pytest.raises(RowNotFound):
                 await each
-        assert len(find_labels(await two.models("p"))) == 15
-        assert (await one.promote("p", "m", "more", 2))[1] is None
+        assert len(find_labels(await two.registry.models("p"))) == 15
+        assert (await one.registry.promote("p", "m", "more", 2))[1] is None
         # a version promoted during the removal keeps the label, or loses it; no other has it
         for _ in range(5):
-            await one.promote("p", "m", "more", 2)
-            await asyncio.gather(one.unlabel("p", "m", "more"), two.promote("p", "m", "more", 3))
-            left = find_labels(await one.models("p")).get(("p", "m", "more"))
+            await one.registry.promote("p", "m", "more", 2)
+            await asyncio.gather(
+                one.registry.unlabel("p", "m", "more"), two.registry.promote("p", "m", "more", 3)
+            )
+            left = find_labels(await one.registry.models("p")).get(("p", "m", "more"))
             assert left is None or left.name == "m@3"
 
     asyncio.run(play())

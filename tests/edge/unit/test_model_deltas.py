@@ -18,7 +18,7 @@ from cavvy.capabilities.edge import deltas as model_deltas
 from cavvy.capabilities.edge.deltas import choose_bases, make_delta, split_files
 from cavvy.capabilities.edge.nouns import ModelFile, ModelVersion, Rollout, RolloutPhase
 from cavvy.capabilities.edge.on_device.delta import ALONE, HEAD, RECORD, apply_delta
-from cavvy.capabilities.edge.service import _add_deltas, make_manifest
+from cavvy.capabilities.edge.registry import _add_deltas, make_manifest
 from cavvy.domain.values import replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.blobs import BlobStore

@@ -52,14 +52,13 @@ from cavvy.capabilities.edge.nouns import (
 from cavvy.capabilities.edge.on_device.bundle import make_script, pack_device
 from cavvy.capabilities.edge.on_device.front import BUCKETS
 from cavvy.capabilities.edge.on_device.settings import SettingRefused, check_name, read_pair
+from cavvy.capabilities.edge.registry import ModelRefused, choose_main
 from cavvy.capabilities.edge.repository import newest_lists, newest_root
 from cavvy.capabilities.edge.rollouts import SILENT, count_wave, order_devices
 from cavvy.capabilities.edge.service import (
     EdgeService,
     EnrolmentRefused,
-    ModelRefused,
     SettingsRefused,
-    choose_main,
 )
 from cavvy.client.addresses import is_loopback
 from cavvy.client.model_wire import ModelView, PublishedFileView
@@ -327,11 +326,11 @@ async def get_task(
 @router.get("/v1/models", rule=in_query(Permission.VIEW))
 async def list_models(app_state: AppState, projects: ProjectFilter) -> list[ModelView]:
     """List the published models."""
-    found = await _edge(app_state).models(projects)
+    found = await _edge(app_state).registry.models(projects)
     labels: dict[tuple[str, str], list[str]] = {}
     for (project, _, label), each in find_labels(found).items():
         labels.setdefault((project, each.name), []).append(label)
-    unsigned = await _edge(app_state).list_unsigned(found)
+    unsigned = await _edge(app_state).registry.list_unsigned(found)
     return [
         _model(
             each,
@@ -358,7 +357,7 @@ async def publish(
     """Publish the next version of a model, from a snapshot that was uploaded before."""
     await app_state.store.archive.check(project)
     blobs = app_state.blobs.of(project)
-    files = await _edge(app_state).list_files(blobs, ask.snapshot, ask.below)
+    files = await _edge(app_state).registry.list_files(blobs, ask.snapshot, ask.below)
     model = ModelVersion(
         project=project,
         name=f"{ask.name}@0",
@@ -373,8 +372,8 @@ async def publish(
     )
     note_change(request, after={"model": ask.name, "snapshot": ask.snapshot})
     edge = _edge(app_state)
-    made = await edge.publish(model, app_state.sealer, blobs)
-    return _model(made, signed=not await edge.list_unsigned([made]))
+    made = await edge.registry.publish(model, app_state.sealer, blobs)
+    return _model(made, signed=not await edge.registry.list_unsigned([made]))
 
 
 @router.post(
@@ -389,7 +388,7 @@ async def rotate_keys(
     edge = _edge(app_state)
     await app_state.store.archive.check(project)
     note_change(request, after={"keys": "replaced"})
-    return _read_keys(newest_lists(await edge.rotate_keys(project, app_state.sealer)))
+    return _read_keys(newest_lists(await edge.registry.rotate_keys(project, app_state.sealer)))
 
 
 @router.get(
@@ -404,7 +403,7 @@ async def read_lists(
 ) -> wire.SignedListsView:
     """Get the signed lists of the project's models."""
     edge = _edge(app_state)
-    lists, held, unsigned = await edge.read_lists(project, model)
+    lists, held, unsigned = await edge.registry.read_lists(project, model)
     return wire.SignedListsView(lists=dict(lists), held=list(held), unsigned=dict(unsigned))
 
 
@@ -419,14 +418,14 @@ async def replace_lists(
     """Replace signed lists, with which a user takes the keys of roles over."""
     edge = _edge(app_state)
     await app_state.store.archive.check(project)
-    known = newest_lists(await edge.find_repository(project))
+    known = newest_lists(await edge.registry.find_repository(project))
     try:
         keys = [_read_keys(each).keys for each in (known, {**known, **ask.lists})]
     except (AttributeError, KeyError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ModelRefused(f"the lists are not valid: {type(error).__name__}: {error}") from error
     told = [{f"key of {role}": key for role, key in each.items()} for each in keys]
     note_change(request, before=told[0], after=told[1])
-    made = await edge.accept_lists(project, ask.lists, ask.keys, app_state.sealer)
+    made = await edge.registry.accept_lists(project, ask.lists, ask.keys, app_state.sealer)
     return _read_keys(newest_lists(made))
 
 
@@ -446,7 +445,7 @@ async def sign_model(
     edge = _edge(app_state)
     await app_state.store.archive.check(project)
     note_change(request, after={"model": name, "list": sha256(ask.list.encode()).hexdigest()})
-    made = await edge.accept_list(project, name, ask.list, app_state.sealer)
+    made = await edge.registry.accept_list(project, name, ask.list, app_state.sealer)
     return _read_keys(newest_lists(made))
 
 
@@ -467,9 +466,9 @@ async def promote(
     await app_state.store.archive.check(project)
     edge, before = _edge(app_state), None
     with suppress(RowNotFound):
-        before = {"model": (await edge.find_labelled(project, name, label)).name}
+        before = {"model": (await edge.registry.find_labelled(project, name, label)).name}
     note_change(request, before=before, after={"model": f"{name}@{ask.number}"})
-    moved, former = await edge.promote(project, name, label, ask.number)
+    moved, former = await edge.registry.promote(project, name, label, ask.number)
     return wire.PromotedView(name=moved.name, former=former.name if former else "")
 
 
@@ -488,9 +487,9 @@ async def unlabel(
     """Take a label from a model. Devices and services keep the version that they have."""
     await app_state.store.archive.check(project)
     edge = _edge(app_state)
-    holder = await edge.find_labelled(project, name, label)
+    holder = await edge.registry.find_labelled(project, name, label)
     note_change(request, before={"model": holder.name}, after=None)
-    former = await edge.unlabel(project, name, label)
+    former = await edge.registry.unlabel(project, name, label)
     return wire.PromotedView(name="", former=former.name)
 
 
@@ -528,12 +527,14 @@ async def deploy(
     if ask.packages:  # which run with all rights of devices, also of those without --allow-exec
         require(request, Permission.MANAGE, project)
     if ask.label:
-        number = (await edge.find_labelled(project, ask.model, ask.label)).number
+        number = (await edge.registry.find_labelled(project, ask.model, ask.label)).number
     elif ask.model == PROGRAM and not number:
         packed, blobs = await to_thread(pack_device), app_state.blobs.of(project)
         by = name_user(request, ask.made_by)
-        wheels = await edge.list_files(blobs, ask.packages, "") if ask.packages else ()
-        made = await edge.publish_program(project, packed, by, app_state.sealer, blobs, wheels)
+        wheels = await edge.registry.list_files(blobs, ask.packages, "") if ask.packages else ()
+        made = await edge.registry.publish_program(
+            project, packed, by, app_state.sealer, blobs, wheels
+        )
         number = made.number
     rollout = Rollout(
         project=project,
@@ -884,7 +885,7 @@ async def metadata(
     project, name = _identify(request, app_state)
     edge = _edge(app_state)
     await edge.find(project, name)
-    repository = await edge.repository(project, app_state.sealer)
+    repository = await edge.registry.repository(project, app_state.sealer)
     text = newest_root(repository) if file == "root.json" else repository.files.get(file)
     if text is None:
         raise ApiProblem("not-found", f"the repository has no file {file}")

@@ -1,4 +1,5 @@
-"""Devices at the edge: enrols them, publishes models for them, and carries out rollouts.
+"""Devices at the edge: enrols them, and carries out the rollouts that bring them the models of
+`registry.py`.
 
 What devices report is kept in memory and written some seconds later in one transaction: it is lost
 if the server is killed, and the devices report again within a minute. All other changes are written
@@ -7,13 +8,12 @@ before they have an effect.
 Errors, which are subclasses of JobServiceError:
 
 * EnrolmentRefused: the token or the device is unknown, used, expired or retired
-* ModelRefused: a model cannot be published or rolled out
+* ModelRefused: a model cannot be rolled out
 * SettingsRefused: settings of devices cannot be changed in this way
 """
 
 import asyncio
 import hashlib
-import json
 import re
 import secrets
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -22,7 +22,6 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from itertools import islice
 
-from cavvy.capabilities.edge.deltas import choose_bases, make_deltas, split_files
 from cavvy.capabilities.edge.devices import (
     NO_SETTINGS,
     DeviceSettings,
@@ -33,7 +32,6 @@ from cavvy.capabilities.edge.devices import (
     merge_settings,
 )
 from cavvy.capabilities.edge.nouns import (
-    MOST_LABELS,
     PROGRAM,
     DeviceReport,
     EdgeDevice,
@@ -41,29 +39,12 @@ from cavvy.capabilities.edge.nouns import (
     EdgeSample,
     EdgeSettings,
     EdgeSite,
-    ModelFile,
-    ModelRepository,
     ModelVersion,
     PathCounts,
     Rollout,
     RolloutPhase,
-    find_labels,
 )
-from cavvy.capabilities.edge.repository import (
-    OF_MODEL,
-    ListRefused,
-    RepositoryMissing,
-    SignedElsewhere,
-    accept,
-    add_target,
-    list_signed,
-    list_targets,
-    make_repository,
-    must_renew,
-    newest_lists,
-    renew,
-    rotate,
-)
+from cavvy.capabilities.edge.registry import ModelRefused, ModelRegistry, make_manifest
 from cavvy.capabilities.edge.rollouts import (
     SILENT,
     choose_versions,
@@ -84,11 +65,9 @@ from cavvy.domain.services import EdgeRule
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
-from cavvy.domain.values import Struct, asdict, replace
-from cavvy.spec.workdir import FolderEntry, encode_manifest
+from cavvy.domain.values import Struct, replace
 from cavvy.store.base import KeyUnusable, ProjectFilter, RowNotFound, StaleVersion
 from cavvy.store.blobs import BlobStore
-from cavvy.store.secrets import SecretSealer
 from cavvy.store.sql import Store
 
 _PREFIX = "edge:"
@@ -106,11 +85,7 @@ _MOST_PEERS, _MOST_LOOKED_AT = 4, 1000
 _MAY_BE_SHARED = 4096  # bytes; a smaller file than this, such as a list of labels, tells no model
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _KEY = re.compile(r"[0-9a-f]{64}")
-_PACKAGE = re.compile(r"packages/[^/]+\.whl")  # see `edge/packages.py`
-_DELTAS = ".cavvy-deltas"  # the folder of deltas in a version's snapshot
 _NONE: tuple[datetime, Sequence[ModelVersion]] = datetime.min.replace(tzinfo=UTC), ()
-_Signed = tuple[ModelRepository, Mapping[str, str]]  # lists, and the private keys of the server
-_KEYS = "edge-models"  # the name to which the sealed private keys are bound
 
 
 async def _open_none(project: str, names: Sequence[str]) -> dict[str, str]:
@@ -119,10 +94,6 @@ async def _open_none(project: str, names: Sequence[str]) -> dict[str, str]:
 
 class EnrolmentRefused(JobServiceError):
     """Raised if a device may not enrol, or is no longer one of the project's devices."""
-
-
-class ModelRefused(JobServiceError):
-    """Raised if a model cannot be published or rolled out."""
 
 
 class SettingsRefused(JobServiceError):
@@ -251,6 +222,7 @@ class EdgeService:
     ) -> None:
         self._store, self._clock, self._hint = store, clock, hint
         self._rows = SqlEdge(*store.database)
+        self.registry = ModelRegistry(self._rows, clock, self._models_changed)
         self._locate, self._open_secrets = locate, open_secrets
         self.tasks, self.pace = DeviceTasks(), SitePace(clock)
         self._audited: set[tuple[str, str, str]] = set()  # refusals that have an entry
@@ -413,142 +385,6 @@ class EdgeService:
                     found.setdefault(rule.secret, []).append(service.name)
         return {secret: sorted({*names}) for secret, names in sorted(found.items())}
 
-    async def models(self, projects: ProjectFilter) -> Sequence[ModelVersion]:
-        return await self._rows.models.list(projects)
-
-    async def publish(
-        self, model: ModelVersion, sealer: SecretSealer, blobs: BlobStore
-    ) -> ModelVersion:
-        """Store and sign the next version of a model, with deltas from those that devices have; the
-        number in its name is ignored. Raises ModelRefused."""
-        base = model.model
-        if _NAME.fullmatch(base) is None:
-            raise ModelRefused(
-                f"the name {base!r} must have 1 to 63 characters of a-z, 0-9 and -, and no - at "
-                "either end"
-            )
-        if model.main not in {each.path for each in model.files}:
-            files = ", ".join(sorted(each.path for each in model.files)[:4])
-            raise ModelRefused(f"the model has no file {model.main}; it has {files}")
-        models = await self.models(model.project)
-        bases = choose_bases(model, models, await self.rollouts(model.project))
-        if bases:
-            model = await asyncio.to_thread(_add_deltas, blobs, model, bases)
-        await asyncio.to_thread(split_files, blobs, model)
-        return await self._number(model, sealer)
-
-    async def publish_program(
-        self,
-        project: str,
-        packed: bytes,
-        made_by: str,
-        sealer: SecretSealer,
-        blobs: BlobStore,
-        packages: Sequence[ModelFile] = (),
-    ) -> ModelVersion:
-        """Return the version of the devices' program that has these bytes and Python packages, as a
-        new one unless the newest has them already. Without `packages`, it has those of the newest.
-        Raises ModelRefused, StoreFull."""
-        known = [each for each in await self.models(project) if each.model == PROGRAM]
-        newest = max(known, key=lambda each: each.number, default=None)
-        if newest is not None and not packages:
-            packages = newest.files[1:]
-        if wrong := [each.path for each in packages if not _PACKAGE.fullmatch(each.path)]:
-            raise ModelRefused(
-                f"{wrong[0]} is no package of the program; expected packages/NAME.whl"
-            )
-        name = hashlib.sha256(packed).hexdigest()
-        file = ModelFile(path="program.zip", sha256=name, size=len(packed))
-        files = (file, *packages)
-        if newest is not None and newest.files == files:
-            return newest
-        manifest = encode_manifest(
-            [FolderEntry(path=each.path, size=each.size, sha256=each.sha256) for each in files]
-        )
-        snapshot = hashlib.sha256(manifest).hexdigest()
-        for each, content in ((name, packed), (snapshot, manifest)):
-            await asyncio.to_thread(blobs.put, each, [content])
-        made = ModelVersion(
-            project=project,
-            name=f"{PROGRAM}@0",
-            snapshot=snapshot,
-            files=files,
-            main=file.path,
-            made_by=made_by,
-            created_at=self._clock.now(),
-        )
-        return await self._number(made, sealer)
-
-    async def _number(self, model: ModelVersion, sealer: SecretSealer) -> ModelVersion:
-        """Store and sign a version with the next number."""
-        base = model.model
-        for _ in range(_TRIES):
-            known = [each for each in await self.models(model.project) if each.model == base]
-            number = max((each.number for each in known), default=0) + 1
-            with suppress(StaleVersion):
-                stored = await self._rows.models.put(
-                    replace(model, name=f"{base}@{number}", version=0)
-                )
-                await self._sign(stored, sealer)
-                self._forget(model.project)
-                self._bound.pop(model.project, None)
-                return stored
-        raise StaleVersion(f"model {base} kept changing during the request; try again")
-
-    async def promote(
-        self, project: str, base: str, label: str, number: int
-    ) -> tuple[ModelVersion, ModelVersion | None]:
-        """Move a label to a version of a model. Return it, and the version that had the label.
-        Raises RowNotFound, ModelRefused."""
-        if _NAME.fullmatch(label) is None or label.isdecimal():
-            raise ModelRefused(
-                f"the label {label!r} must have 1 to 63 characters of a-z, 0-9 and -, no - at "
-                "either end, and not only digits"
-            )
-        for _ in range(_TRIES):
-            version = await self._rows.models.get(project, f"{base}@{number}")
-            await self._check_signed(version)
-            known = [each for each in await self.models(project) if each.model == base]
-            holders = {key[2]: each for key, each in find_labels(known).items()}
-            holder = holders.get(label)
-            if holder is not None and holder.name == version.name:
-                return version, holder
-            if holder is None and len(holders) >= MOST_LABELS:
-                told = ", ".join(sorted(holders))
-                raise ModelRefused(
-                    f"{base} has {MOST_LABELS} labels, the most possible: {told}",
-                    f"remove one: cavvy model unlabel {base}@LABEL",
-                )
-            moved = 1 + max((each.labels.get(label, 0) for each in known), default=0)
-            with suppress(StaleVersion):
-                labels = {**version.labels, label: moved}
-                stored = await self._rows.models.put(replace(version, labels=labels))
-                self._forget(project)
-                return stored, holder
-        raise StaleVersion(f"model {base}@{number} kept changing during the request; try again")
-
-    async def unlabel(self, project: str, base: str, label: str) -> ModelVersion:
-        """Take a label from a model, and return the version that had it. Raises RowNotFound."""
-        for _ in range(_TRIES):
-            holder = await self.find_labelled(project, base, label)
-            known = [each for each in await self.models(project) if each.model == base]
-            # The holder comes last: until then, no version that had the label before has it again.
-            with suppress(StaleVersion):
-                for each in sorted(known, key=lambda one: one.labels.get(label, 0)):
-                    if label in each.labels:
-                        labels = {name: n for name, n in each.labels.items() if name != label}
-                        await self._rows.models.put(replace(each, labels=labels))
-                self._forget(project)
-                return holder
-        raise StaleVersion(f"model {base}@{label} kept changing during the request; try again")
-
-    async def find_labelled(self, project: str, base: str, label: str) -> ModelVersion:
-        """Return the version of a model that has a label. Raises RowNotFound."""
-        found = find_labels(await self.models(project)).get((project, base, label))
-        if found is None:
-            raise RowNotFound(f"project {project} has no model {base}@{label}")
-        return found
-
     async def find_confined(
         self, task: TaskSpec, blobs: BlobStore, snapshot: str
     ) -> ModelVersion | None:
@@ -557,7 +393,7 @@ class EdgeService:
         RowNotFound, NotManifest."""
         now, (read_at, models) = self._clock.now(), self._bound.get(task.project, _NONE)
         if now - read_at >= _EVERY:
-            found = await self.models(task.project)
+            found = await self._rows.models.list(task.project)
             models = found if any(each.residency for each in found) else ()
             self._bound[task.project] = now, models
         if not models:
@@ -603,7 +439,7 @@ class EdgeService:
         """Begin a rollout; the number in its name is ignored. Return it with the names of devices
         that do not get the model because of its residency. Raises RowNotFound, ModelRefused."""
         model = await self._rows.models.get(rollout.project, f"{rollout.model}@{rollout.to}")
-        await self._check_signed(model)
+        await self.registry.check_signed(model)
         everywhere = rollout
         devices = await self.devices(rollout.project)
         doubtful = list_doubtful(devices, model)
@@ -887,22 +723,6 @@ class EdgeService:
         ):
             raise RowNotFound(f"no rollout gives {name} a file {digest}")
 
-    @staticmethod
-    async def list_files(blobs: BlobStore, snapshot: str, below: str) -> tuple[ModelFile, ...]:
-        """Return the files of a snapshot in the folder `below`, with paths relative to it. Raises
-        RowNotFound, NotManifest."""
-        entries = await asyncio.to_thread(read_entries, blobs, snapshot)
-        start = f"{below.strip('/')}/" if below.strip("/") else ""
-        found = tuple(
-            ModelFile(path=each.path.removeprefix(start), sha256=each.sha256, size=each.size)
-            for each in entries
-            if each.sha256 is not None and each.path.startswith(start)
-        )
-        missing = await asyncio.to_thread(blobs.missing, [each.sha256 for each in found])
-        if missing or not found:
-            raise RowNotFound("the snapshot has no files, or some were not uploaded")
-        return found
-
     async def add_samples(
         self, project: str, name: str, samples: Sequence[tuple[int, str, str]]
     ) -> None:
@@ -936,140 +756,6 @@ class EdgeService:
         if device is None or device.retired_at is not None:
             raise EnrolmentRefused(f"device {name} is not one of the project's devices")
         return device
-
-    async def repository(self, project: str, sealer: SecretSealer) -> ModelRepository:
-        """Return the project's signed lists, signed anew if the signatures have used up half of
-        their time. Raises RowNotFound."""
-        found = await self._rows.repositories.get(project, "models")
-        now = self._clock.now()
-        if not must_renew(found, now):
-            return found
-        private = await asyncio.to_thread(_unseal, sealer, found)
-        fresh = await asyncio.to_thread(renew, found, private, now)
-        with suppress(StaleVersion):
-            return await self._rows.repositories.put(fresh)
-        return await self._rows.repositories.get(project, "models")
-
-    async def rotate_keys(self, project: str, sealer: SecretSealer) -> ModelRepository:
-        """Give the project's signed lists new keys, or the first ones. Raises ModelRefused."""
-
-        def work(found: ModelRepository | None, private: Mapping[str, str]) -> _Signed:
-            now = self._clock.now()
-            return rotate(found, private, now) if found else make_repository(project, now)
-
-        return await self._change_lists(project, sealer, work)
-
-    async def read_lists(
-        self, project: str, model: str
-    ) -> tuple[Mapping[str, str], Sequence[str], Mapping[str, str]]:
-        """Return the newest signed lists by role, the roles of which the server has the keys, and
-        the manifests of the model's versions that are to be signed, by path. Raises RowNotFound."""
-        found = await self.find_repository(project)
-        lists = newest_lists(found)
-        signed = list_signed(found, model)
-        versions = [each for each in await self.models(project) if each.model == model]
-        manifests = {
-            _target_path(each): make_manifest(each).decode()
-            for each in (versions if signed is not None else ())
-            if signed is not None and _target_path(each) not in signed
-        }
-        return lists, sorted(found.keys), manifests
-
-    async def accept_lists(
-        self,
-        project: str,
-        lists: Mapping[str, str],
-        keys: Mapping[str, str],
-        sealer: SecretSealer,
-    ) -> ModelRepository:
-        """Replace signed lists, by role, by those that a user has made and signed, and take new
-        private keys for roles of the server. Raises RowNotFound, ModelRefused."""
-        await self.find_repository(project)
-        manifests = {
-            _target_path(each): make_manifest(each)
-            for each in await self.models(project)
-            if f"{OF_MODEL}{each.model}" in lists
-        }
-
-        def work(found: ModelRepository | None, private: Mapping[str, str]) -> _Signed:
-            assert found is not None  # no repository is ever removed
-            return accept(found, private, lists, keys, manifests, self._clock.now())
-
-        return await self._change_lists(project, sealer, work)
-
-    async def accept_list(
-        self, project: str, model: str, signed: str, sealer: SecretSealer
-    ) -> ModelRepository:
-        """Replace the signed list of a model that has a key of a user. Raises RowNotFound,
-        ModelRefused."""
-        if list_signed(await self.find_repository(project), model) is None:
-            raise ModelRefused(
-                f"the model {model} has no key of a user: the server signs its versions",
-                f"give it one: cavvy model key set {model} --key FILE",
-            )
-        return await self.accept_lists(project, {f"{OF_MODEL}{model}": signed}, {}, sealer)
-
-    async def list_unsigned(self, versions: Sequence[ModelVersion]) -> frozenset[tuple[str, str]]:
-        """Return the project and name of versions that the key of a user has yet to sign."""
-        found = await self._rows.repositories.list(sorted({v.project for v in versions}))
-        known = {each.project: each for each in found}
-        signed = {
-            (each.project, each.model): list_signed(known[each.project], each.model)
-            for each in versions
-            if each.project in known
-        }
-        return frozenset(
-            (each.project, each.name)
-            for each in versions
-            if (paths := signed.get((each.project, each.model))) is not None
-            and _target_path(each) not in paths
-        )
-
-    async def _check_signed(self, version: ModelVersion) -> None:
-        """Raises ModelRefused."""
-        if await self.list_unsigned([version]):
-            raise ModelRefused(
-                f"{version.name} is not signed by the key of {version.model}",
-                f"sign it: cavvy model sign {version.name} --key FILE",
-            )
-
-    async def find_repository(self, project: str) -> ModelRepository:
-        """Return the project's signed lists. Raises RowNotFound."""
-        try:
-            return await self._rows.repositories.get(project, "models")
-        except RowNotFound:
-            reason = f"project {project} has no keys: it has published no model"
-            raise RowNotFound(reason) from None
-
-    async def _change_lists(
-        self,
-        project: str,
-        sealer: SecretSealer,
-        work: Callable[[ModelRepository | None, Mapping[str, str]], _Signed],
-    ) -> ModelRepository:
-        """Store what `work` makes of the signed lists and of the server's private keys. Raises
-        ModelRefused."""
-        for _ in range(_TRIES):
-            found, private = None, dict[str, str]()
-            with suppress(RowNotFound):
-                found = await self._rows.repositories.get(project, "models")
-                private = dict(await asyncio.to_thread(_unseal, sealer, found))
-            try:
-                fresh, kept = await asyncio.to_thread(work, found, private)
-            except SignedElsewhere as error:
-                raise ModelRefused(
-                    str(error),
-                    "its owner replaces the keys: cavvy model key take --key FILE --former FILE",
-                ) from error
-            except (ListRefused, RepositoryMissing) as error:
-                raise ModelRefused(str(error)) from error
-            changed = {role: pem for role, pem in kept.items() if private.get(role) != pem}
-            sealed = await asyncio.to_thread(_seal, sealer, fresh, changed)
-            old = {} if found is None else found.keys
-            keys = {role: sealed.get(role) or old[role] for role in kept}
-            with suppress(StaleVersion):
-                return await self._rows.repositories.put(replace(fresh, keys=keys))
-        raise StaleVersion("the signed lists kept changing during the request; try again")
 
     # Rollouts
 
@@ -1137,6 +823,10 @@ class EdgeService:
         if (known := self._known.get(project)) is not None:
             known.read_at = self._clock.now() - _FRESH
 
+    def _models_changed(self, project: str) -> None:
+        self._forget(project)
+        self._bound.pop(project, None)
+
     def _newest(self, device: EdgeDevice) -> EdgeDevice:
         known = self._known.get(device.project)
         held = None if known is None else known.devices.get(device.name)
@@ -1155,41 +845,6 @@ class EdgeService:
                         replace(found, phase=RolloutPhase.REPLACED, reason=reason, counted={})
                     )
                     break
-
-    async def complete(self, model: ModelVersion, sealer: SecretSealer) -> None:
-        """Sign a stored version that a crash has left without the server's signature. Raises
-        ModelRefused."""
-        with suppress(RowNotFound):
-            found = await self._rows.repositories.get(model.project, "models")
-            if _target_path(model) in list_targets(found, model.model):
-                return
-        await self._sign(model, sealer)
-
-    async def _sign(self, model: ModelVersion, sealer: SecretSealer) -> None:
-        """Name a version in the signed list of its model, unless the key of a user is to sign it.
-        Raises ModelRefused."""
-        now, manifest, path = self._clock.now(), make_manifest(model), _target_path(model)
-        custom = {"residency": model.residency, "bytes": model.size}
-
-        def work(found: ModelRepository | None, private: Mapping[str, str]) -> _Signed:
-            if found is None:
-                found, private = make_repository(model.project, now)
-            try:
-                return add_target(found, private, path, manifest, custom, now)
-            except SignedElsewhere as error:
-                if error.role != "targets":
-                    return found, private
-                raise ListRefused(
-                    f"the server cannot name the new model {model.model}: it does not have the key "
-                    "of the list targets, with which its owner names the model first: "
-                    f"cavvy model key set {model.model} --key FILE --owner FILE"
-                ) from error
-
-        try:
-            await self._change_lists(model.project, sealer, work)
-        except (ModelRefused, StaleVersion) as error:
-            await self._rows.models.delete(model)
-            raise ModelRefused(str(error)) from error
 
 
 def _add_costs(
@@ -1227,51 +882,6 @@ def _check_site(name: str, refused: type[Exception] = EnrolmentRefused) -> None:
             f"the site {name!r} must have 1 to 63 characters of a-z, 0-9 and -, and no - at "
             "either end"
         )
-
-
-def _target_path(model: ModelVersion) -> str:
-    return f"{model.model}/{model.number}.json"
-
-
-def choose_main(files: Sequence[ModelFile]) -> str:
-    """Return the file to serve if there is only one. Raises ModelRefused."""
-    served = [each.path for each in files if each.path.endswith(".onnx")]
-    if len(served) == 1:
-        return served[0]
-    told = ", ".join(sorted(each.path for each in files)[:4]) or "no files"
-    raise ModelRefused(
-        f"the model has {len(served)} .onnx files among {told}; one is needed",
-        "name the file to serve: --main PATH",
-    )
-
-
-def make_manifest(model: ModelVersion) -> bytes:
-    """Return the signed description of a model version, whose hash the repository names."""
-    files = [
-        {"path": each.path, "sha256": each.sha256, "size": each.size}
-        | ({"deltas": [asdict(delta) for delta in each.deltas]} if each.deltas else {})
-        for each in model.files
-    ]
-    told = {"model": model.model, "number": model.number, "main": model.main, "files": files}
-    return json.dumps(told, sort_keys=True).encode()
-
-
-def _add_deltas(
-    blobs: BlobStore, model: ModelVersion, bases: Sequence[ModelVersion]
-) -> ModelVersion:
-    """Return the version with deltas, and a snapshot that keeps them as long as its files."""
-    files = make_deltas(blobs, model, bases)
-    made = {delta.sha256: delta for file in files for delta in file.deltas}
-    if not made:
-        return model
-    fresh = [
-        FolderEntry(path=f"{_DELTAS}/{name}", size=each.size, mode=0o644, sha256=name)
-        for name, each in sorted(made.items())
-    ]
-    manifest = encode_manifest([*read_entries(blobs, model.snapshot), *fresh])
-    snapshot = hashlib.sha256(manifest).hexdigest()
-    blobs.put(snapshot, [manifest])
-    return replace(model, files=files, snapshot=snapshot)
 
 
 def _peer_group(device: EdgeDevice) -> tuple[str, str]:
@@ -1317,22 +927,6 @@ def _includes(newer: Rollout, older: Rollout) -> bool:
 def _list_wave(rollout: Rollout, devices: Sequence[EdgeDevice]) -> frozenset[str]:
     ordered = order_devices(rollout, devices)
     return frozenset(each.name for each in ordered[: count_wave(rollout, len(ordered))])
-
-
-def _seal(
-    sealer: SecretSealer, repository: ModelRepository, private: Mapping[str, str]
-) -> Mapping[str, str]:
-    return {
-        role: sealer.seal(repository.project, f"{_KEYS}/{role}", text).hex()
-        for role, text in private.items()
-    }
-
-
-def _unseal(sealer: SecretSealer, repository: ModelRepository) -> Mapping[str, str]:
-    return {
-        role: sealer.unseal(repository.project, f"{_KEYS}/{role}", bytes.fromhex(sealed))
-        for role, sealed in repository.keys.items()
-    }
 
 
 def _digest(token: str) -> str:

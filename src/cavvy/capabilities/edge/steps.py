@@ -15,8 +15,9 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 
 from cavvy.capabilities.edge.nouns import EdgeSample, ModelVersion, Rollout, RolloutPhase
+from cavvy.capabilities.edge.registry import ModelRefused, choose_main
 from cavvy.capabilities.edge.rows import SqlEdge
-from cavvy.capabilities.edge.service import EdgeService, ModelRefused, choose_main
+from cavvy.capabilities.edge.service import EdgeService
 from cavvy.control.agents.checkpoints import Checkpoints
 from cavvy.control.agents.model_folder import make_model_folder, read_entries
 from cavvy.control.clock import ControlClock
@@ -113,7 +114,7 @@ class EdgeSteps:
         if made is None:
             source = await self._find_before(job, step.publish)
             found = await make_model_folder(self._checkpoints, source, blobs, [], _MODEL)
-            files = await self._edge.list_files(blobs, found.snapshot, _MODEL)
+            files = await self._edge.registry.list_files(blobs, found.snapshot, _MODEL)
             model = ModelVersion(
                 project=job.project,
                 name=f"{step.model}@0",
@@ -126,11 +127,11 @@ class EdgeSteps:
                 made_by=job.user,
                 created_at=now,
             )
-            made = await self._edge.publish(model, keeper.sealer, blobs)
+            made = await self._edge.registry.publish(model, keeper.sealer, blobs)
             told = {"model": made.name, "snapshot": made.snapshot}
             await self._record(job, _PUBLISH, made.model, told)
         else:
-            await self._edge.complete(made, keeper.sealer)
+            await self._edge.registry.complete(made, keeper.sealer)
         entries = [
             FolderEntry(path=f"{step.into}/{each.path}", size=each.size, sha256=each.sha256)
             for each in (made.files if step.into else ())
@@ -273,14 +274,16 @@ class EdgeSteps:
         if which.isdecimal():
             return await self._rows.models.get(job.project, f"{model}@{int(which)}")
         if which:
-            return await self._edge.find_labelled(job.project, model, which)
+            return await self._edge.registry.find_labelled(job.project, model, which)
         async for each in self._list_before(job):
             step = each.task.edge
             if step is not None and step.model == model and step.publish:
                 made = await self._find_made(each, each.submitted_at)
                 if made is not None:
                     return made
-        known = [each for each in await self._edge.models(job.project) if each.model == model]
+        known = [
+            each for each in await self._edge.registry.models(job.project) if each.model == model
+        ]
         if not known:
             raise _StepFailed(f"project {job.project} has published no model {model}")
         return max(known, key=lambda each: each.number)
@@ -289,7 +292,7 @@ class EdgeSteps:
         """Return the newest version that a step has published."""
         made = [
             each
-            for each in await self._edge.models(job.project)
+            for each in await self._edge.registry.models(job.project)
             if each.step == job.id and each.created_at >= since
         ]
         return max(made, key=lambda each: each.number, default=None)
