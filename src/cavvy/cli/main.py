@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 import click
 
 from cavvy import __version__
+from cavvy.frame.capability import FIRST_ONE
 from cavvy.frame.discover import find_capabilities
 
 if TYPE_CHECKING:
@@ -66,7 +67,6 @@ _OWN: dict[str, dict[str, str]] = {
         "unserve": "Stop a service after its pending requests are answered.",
     },
     "Work on nodes": {
-        "dev": "Get a machine for interactive work: a shell, an editor or Jupyter.",
         "machines": "List, start, stop and remove named machines, and set their keep times.",
         "exec": "Run a command in the environment of a running job.",
         "ssh": "Open a shell on a job's node, or let plain ssh and editors reach it.",
@@ -112,8 +112,8 @@ _OWN: dict[str, dict[str, str]] = {
         "completion": "Print the completion script for a shell.",
     },
 }
-# What a first user needs, in the order in which it is needed.
-FIRST = ("init", "setup", "plan", "run", "ps", "logs", "stop", "dev", "serve", "cost")
+# What a first user needs, in the order in which it is needed, as far as it is installed.
+_FIRST = ("init", "setup", "plan", "run", "ps", "logs", "stop", "dev", "serve", "cost")
 # Commands that end or remove what the user may still need.
 ENDING = frozenset({"stop", "rm", "down", "gc", "unserve"})
 # Modules that hold several commands of one noun. A command whose name the module does not have is
@@ -195,7 +195,8 @@ def _add_commands() -> _CommandTable:
                 continue
             rows = sections.setdefault(each.section, [])
             at = {name: index + 1 for index, (name, _) in enumerate(rows)}
-            before = [at[name] for name in each.after.split() if name in at]
+            before = [0] if each.after == FIRST_ONE else []
+            before += [at[name] for name in each.after.split() if name in at]
             rows.insert(before[0] if before else len(rows), (each.name, each.summary))
             if each.called:
                 merged[each.name] = each.called
@@ -205,6 +206,7 @@ def _add_commands() -> _CommandTable:
 
 SECTIONS, PLACES, MERGED, _INNER, LEFT_OUT = _add_commands()
 COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.items()}
+FIRST = tuple(name for name in _FIRST if name in COMMANDS)
 
 
 class _OutputClosed(Exception):

@@ -9,6 +9,8 @@ this one: what they contribute is named as text (`MODULE:NAME`), and imported wh
 
 from typing import NamedTuple
 
+FIRST_ONE = "^"
+
 
 class Command(NamedTuple):
     """A command of the CLI."""
@@ -20,7 +22,7 @@ class Command(NamedTuple):
     summary: str  # a sentence for `cavvy --commands`
     section: str = ""  # the title of the section of `cavvy --help` in which it stands
     # the command of the section after which it stands, or several names, of which the first that is
-    # there counts; "": the last
+    # there counts; "": the last, FIRST_ONE: the first
     after: str = ""
     # how it is called if it belongs to another command, such as "catalog diagram"; `cavvy NAME` is
     # answered, too, but not listed

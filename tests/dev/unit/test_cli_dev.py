@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.cli_client import FakeClient, client, make_job, make_machine
 
-from cavvy.cli import dev
+from cavvy.capabilities.dev import command as dev
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.tasks import TaskSpec
 from cavvy.task_files import ReadOptions

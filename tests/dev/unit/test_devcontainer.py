@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavvy.cli import dev
+from cavvy.capabilities.dev import command as dev
 from cavvy.cli.task import submission
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.importers import read_devcontainer

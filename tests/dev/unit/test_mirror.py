@@ -14,8 +14,8 @@ from tests.waits import patience
 
 from cavvy.agent.access.files import answer
 from cavvy.agent.access.folder_watch import FolderWatch
-from cavvy.cli.reach import mirror as mirrors
-from cavvy.cli.reach.mirror import FolderMirror, MirrorCount
+from cavvy.capabilities.dev import mirror as mirrors
+from cavvy.capabilities.dev.mirror import FolderMirror, MirrorCount
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.tunnel import RemoteError
 

@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from cavvy.capabilities.dev.command import _find_sync
 from cavvy.capabilities.edge.model_command import _find_files
-from cavvy.cli.dev import _find_sync
 from cavvy.cli.main import cli
 from cavvy.cli.task import submission
 from cavvy.cli.task.options import _note_sent

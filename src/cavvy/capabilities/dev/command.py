@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Coroutine, Mapping, Sequence
 
-    from cavvy.cli.reach.mirror import FolderMirror
+    from cavvy.capabilities.dev.mirror import FolderMirror
     from cavvy.cli.reach.tunnel import LatestTunnel
     from cavvy.client import ApiClient
     from cavvy.client.tunnel import NodeTunnel
@@ -649,7 +649,7 @@ def _find_sync(folder: Path) -> Path:
 
 
 def _make_mirror(way: _SessionWay, sync: _SyncedFolder) -> "FolderMirror":
-    from cavvy.cli.reach.mirror import FolderMirror
+    from cavvy.capabilities.dev.mirror import FolderMirror
 
     name = f"{way.project}/{way.name}"
     return FolderMirror(sync.path, way.folder, name, take_new=sync.take_new)

@@ -1,0 +1,1 @@
+"""Sessions of interactive work: a shell, an editor or Jupyter on a machine that jobs can use."""
