@@ -59,18 +59,18 @@ def read_script(
     """Return the task of a script in the folder `here`, or elsewhere. `processes` is how many GPUs
     its job has. Raises ValueError for a head that cannot be read.
     """
-    path = path.resolve()
+    suffix, path = path.suffix, path.resolve()  # a link may lead to a file with another name
     folder = here if path.is_relative_to(here) else path.parent
     name = str(path.relative_to(folder))
     keys: dict[str, Any] = {}
     notes: list[str] = []
     if folder != here:
         keys["workdir"] = str(folder)
-    if path.suffix == SUFFIX:
+    if suffix == SUFFIX:
         setup = _find_file_setup(path, folder, notes)
         found, said = read_notebook(path, text, arguments, name, setup)
         return ScriptTask(keys={**keys, **found}, notes=(*notes, *said))
-    command = [*_find_interpreter(path, text), name, *arguments]
+    command = [*_find_interpreter(path, suffix, text), name, *arguments]
     if command[0] == "python3":
         if processes > 1 and _DISTRIBUTED.search(text) and not _SPAWNS.search(text):
             keys["run"] = f"exec {_TORCHRUN} {join(command[1:])}"
@@ -88,7 +88,8 @@ def _looks_like_yaml(path: Path) -> bool:
     return path.suffix in (".yaml", ".yml", ".json")
 
 
-def _find_interpreter(path: Path, text: str) -> list[str]:
+def _find_interpreter(path: Path, suffix: str, text: str) -> list[str]:
+    """Raises ValueError if nothing says which program runs the script."""
     if path.name in _MAKEFILES:
         return ["make", "-f"]
     if text.startswith("#!"):
@@ -101,7 +102,9 @@ def _find_interpreter(path: Path, text: str) -> list[str]:
             return ["python3", *words[1:]]
         if program:
             return [program, *words[1:]]
-    return [_INTERPRETERS[path.suffix]]
+    if suffix not in _INTERPRETERS:
+        raise ValueError(f"{path}:1: the line `#!` names no program, such as #!/bin/bash")
+    return [_INTERPRETERS[suffix]]
 
 
 def _find_setup(path: Path, text: str, folder: Path, notes: list[str]) -> dict[str, Any] | None:

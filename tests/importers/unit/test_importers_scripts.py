@@ -114,6 +114,19 @@ def test_a_wrong_head_is_named(tmp_path: Path, text: str, said: str) -> None:
         read(make(tmp_path / "t.py", text))
 
 
+@pytest.mark.parametrize("first", ["#!", "#! ", "#!/usr/bin/env", "#!///"])
+def test_a_first_line_that_names_no_program(tmp_path: Path, first: str) -> None:
+    with pytest.raises(ValueError, match=r"t:1: the line `#!` names no program"):
+        read(make(tmp_path / "t", f"{first}\nx\n"))
+    assert read(make(tmp_path / "t.py", f"{first}\nx\n")) == {"run": "exec python3 t.py"}
+
+
+def test_a_link_to_a_file_with_another_name(tmp_path: Path) -> None:
+    make(tmp_path / "store/4f2a", "print(1)\n")
+    (tmp_path / "t.py").symlink_to("store/4f2a")
+    assert read(tmp_path / "t.py") == {"run": "exec python3 store/4f2a"}
+
+
 def test_heads_without_an_end_are_read_once(tmp_path: Path) -> None:
     """Reading each to the end of the file once took minutes."""
     text = "# /// script\n# x = 1\n" * 100_000
