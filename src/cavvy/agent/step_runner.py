@@ -343,8 +343,9 @@ class StepRunner:
         self._loop.after(QUESTION_S if asked else PHASE_S, then)
 
     def _answer_question(self) -> None:
-        answer = "complete" if self._is_complete() else "interrupted"
-        write_whole(self._config.answer_file, answer + "\n")
+        from .work.container import answer_question
+
+        answer_question(self._config, complete=self._is_complete())
 
     def _is_complete(self) -> bool:
         return self._watch is not None and self._watch.is_complete()

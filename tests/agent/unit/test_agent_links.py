@@ -10,7 +10,7 @@ from cavvy.agent.config import AgentConfig, ConfigFields, read_work
 from cavvy.agent.data.mounts import link_volumes, remove_links
 from cavvy.agent.data.paths import find_output, link_mount
 from cavvy.agent.documents import WorkConfig
-from cavvy.agent.work.container import write_entry
+from cavvy.agent.work.container import answer_question, write_entry
 from cavvy.agent.work.folder import CannotBuild
 from cavvy.agent.work.view import find_bucket
 
@@ -156,3 +156,18 @@ def test_only_a_container_with_processes_of_its_own_signals_all(
     config = configure(gang, 0)
     write_entry(config, make_work("~/a", image="i"))
     assert (" -1" in Path(config.entry_script).read_text()) is signals_all
+
+
+def test_a_question_of_a_container_is_answered_if_the_disk_takes_the_answer(
+    gang: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The agent goes on: the work is saved meanwhile."""
+    config = configure(gang, 0)
+    for complete, answer in ((True, "complete\n"), (False, "interrupted\n")):
+        answer_question(config, complete=complete)
+        assert Path(config.answer_file).read_text() == answer
+    Path(config.answer_file).unlink()
+    Path(config.answer_file).mkdir()  # the work has placed it
+    answer_question(config, complete=True)
+    assert "cannot answer the container" in capfd.readouterr().err
+    write_entry(config, make_work(str(gang / "seen")))

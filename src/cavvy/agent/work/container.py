@@ -11,6 +11,7 @@ import signal
 from contextlib import suppress
 
 from ..config import AgentConfig
+from ..control_client import complain
 from ..disk import read_number, read_text, write_whole
 from ..documents import WorkConfig
 from ..images.apptainer import PROGRAMS, bring_sif, inner_environment, make_argv
@@ -173,11 +174,21 @@ def follow_exec(config: AgentConfig, name: str) -> tuple[list[str], list[str]]:
     )
 
 
+def answer_question(config: AgentConfig, *, complete: bool) -> None:
+    """Tell a container that has asked whether its work is complete. Without an answer, such as on a
+    full disk, it is interrupted.
+    """
+    try:
+        write_whole(config.answer_file, "complete\n" if complete else "interrupted\n")
+    except OSError as error:
+        complain(f"cannot answer the container; its work is interrupted: {error}")
+
+
 def write_entry(config: AgentConfig, work: WorkConfig) -> None:
     """Write the script with which the container starts, and the script with which later commands in
     the container start."""
     for path in (config.halted_file, config.answer_file):  # of an earlier start
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # the work may have placed a folder there
             os.unlink(path)
     bare = os.path.basename(find_engine() or "") in PROGRAMS  # without a namespace of processes
     given = "" if bare else _export_given(work)
