@@ -70,6 +70,7 @@ async def list_keys(
     because no key ID is stored with them. Raises StoreUnusable.
     """
     keys, current = await to_thread(_find_keys, sealer, file_keys)
+    await _refuse_left_out(store)
     sealed = [each.sealed for each in await store.all_secrets()]
     sealed += [each.sealed for each in await store.provider_credentials.list()]
     for own in _list_own(store):
@@ -116,8 +117,9 @@ async def rotate_key(
     again, with new data keys that the current key protects. Also encrypt each data key of files
     again, with the current key of the file's project. The call can be repeated after a crash,
     because data can still be decrypted with the former keys. Raises StoreFull, or StoreUnusable if
-    the current key cannot be used.
+    the current key cannot be used, or if a capability that has tables is not installed.
     """
+    await _refuse_left_out(store)
     keys = sealer.keys
     key = await to_thread(keys.renew if keys.renewable else keys.current)
     encrypted = 0
@@ -145,6 +147,18 @@ async def rotate_key(
         files, problems = await to_thread(file_keys.rotate)
         unreadable += problems
     return KeyRotation(key=key, encrypted=encrypted, files=files, unreadable=unreadable)
+
+
+async def _refuse_left_out(store: Store) -> None:
+    """Raise StoreUnusable if a capability that is not installed may have encrypted values: a key
+    that seems unused would be deleted, and these would be lost.
+    """
+    if names := await store.list_left_out():
+        raise StoreUnusable(
+            f"the database has tables of {' and '.join(names)}, which is not installed, so it is "
+            "unknown which keys their values need; install what brings this capability, and try "
+            "again"
+        )
 
 
 def _list_own(store: Store) -> list[SealedValues]:

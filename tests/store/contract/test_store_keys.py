@@ -20,6 +20,7 @@ from cavvy.store.base import SealedSecret, StoreUnusable
 from cavvy.store.encrypted_files.data_keys import FileKeyPlaces, FileKeys
 from cavvy.store.keys import AesKey, KeyPlaceInvalid, KeyRing
 from cavvy.store.open import MemoryStore
+from cavvy.store.own_tables import state
 from cavvy.store.rotation import list_keys, rotate_key
 from cavvy.store.secrets import SecretSealer, find_key_id
 from cavvy.store.sql import Store
@@ -122,6 +123,19 @@ def test_the_same_key_in_another_place_opens_the_value(tmp_path: Path, key: Path
     sealed = first.seal("p", "TOKEN", "x")
     second = SecretSealer(KeyRing(key, f"file:{write_key(tmp_path / 'master')}"))
     assert second.unseal("p", "TOKEN", sealed) == "x"
+
+
+async def test_keys_are_not_judged_without_all_that_they_protect(store: Store, key: Path) -> None:
+    """A key that seems unused would be deleted, and what a capability has encrypted lost."""
+    sealer = SecretSealer(KeyRing(key))
+    await put(store, sealer, A="1")
+    before = sealer.keys.current().id
+    _, write = store.database
+    await write(lambda session: state(session, "hens", "0001"))
+    for asked in (rotate_key, list_keys):
+        with pytest.raises(StoreUnusable, match="tables of hens, which is not installed"):
+            await asked(store, sealer)
+    assert sealer.keys.current().id == before
 
 
 async def test_a_new_key_protects_everything_and_the_former_one_is_kept(
