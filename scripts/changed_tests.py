@@ -204,6 +204,8 @@ def _read(file: str) -> tuple[frozenset[str], frozenset[str], frozenset[str], fr
                 places.add(text.partition("*")[0].rstrip("/"))
             case ast.Attribute(attr=name) if name in LISTS_FILES:
                 places.add(name)
+            case ast.Attribute(attr="__file__"):  # of a package, whose folder the file looks at
+                places.add("src/cavvy")
             case ast.arg(arg=name):
                 arguments.add(name)
     return frozenset(_imports(tree)), frozenset(words), frozenset(arguments), frozenset(places)
