@@ -42,7 +42,6 @@ _OWN: dict[str, dict[str, str]] = {
     },
     "Run and watch": {
         "run": "Run a task: submit it, follow its log, exit with its exit code.",
-        "batch": "Process the rows of files in shards, each exactly once, on many nodes.",
         "rerun": "Run a job again, unchanged or with changed parameters.",
         "ps": "List jobs.",
         "status": "Show one job: phase, placement, attempts, reasons, position in the queue.",

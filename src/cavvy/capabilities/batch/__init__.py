@@ -1,0 +1,1 @@
+"""`cavvy batch`, which runs and follows tasks with the section `batch`."""
