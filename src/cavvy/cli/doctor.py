@@ -1,6 +1,7 @@
 """`cavvy doctor`: examines this machine, or the environment of a running job on its node."""
 
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
@@ -90,12 +91,16 @@ def _program() -> str:
 
 def _examine_here() -> Sequence[MachineFinding]:
     words = ["sh", "-c", _LINE, "sh", _program(), *map(str, _list_ports())]
+    shown = sys.stderr.isatty()  # a container engine can take 20 seconds to answer
+    click.echo("examining this machine …" * shown, err=True, nl=False)
     try:
         done = subprocess.run(
             words, capture_output=True, timeout=_LIMIT_S, stdin=subprocess.DEVNULL, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise CommandFailure(f"no answer in {_LIMIT_S} s", "run `nvidia-smi`") from error
+    finally:
+        click.echo("\r\x1b[K" * shown, err=True, nl=False)
     return _read_answer(done.stdout, done.returncode, done.stderr.decode(errors="replace")).findings
 
 
