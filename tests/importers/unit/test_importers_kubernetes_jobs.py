@@ -275,17 +275,28 @@ def test_an_mpi_job_runs_its_launcher_on_the_workers() -> None:
 def test_a_train_job() -> None:
     trainer = {"image": "x", "command": ["torchrun", "a.py"], "numNodes": 3, "numProcPerNode": 4}
     trainer["resourcesPerNode"] = {"limits": {"nvidia.com/gpu": 4}}
+    spec = {"trainer": trainer, "activeDeadlineSeconds": 3600, "failurePolicy": {"maxRestarts": 2}}
     task = read(
         {
             "apiVersion": "trainer.kubeflow.org/v1alpha1",
             "kind": "TrainJob",
             "metadata": {"name": "fine"},
-            "spec": {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer},
+            "spec": {**spec, "runtimeRef": {"name": "torch-distributed"}},
         }
     )
-    assert (task.name, task.nodes, task.image) == ("fine", 3, "x")
+    assert (task.name, task.nodes, task.image, task.retry.exit) == ("fine", 3, "x", 2)
+    assert task.limits.duration == timedelta(hours=1)
     assert "PET_NPROC_PER_NODE=4\nexec torchrun a.py" in task.run
     assert task.resources.accelerators[0].count_min == 4
+    with pytest.raises(SpecError, match="the runtime mpi-horovod starts processes in another way"):
+        read(
+            {
+                "apiVersion": "trainer.kubeflow.org/v1alpha1",
+                "kind": "TrainJob",
+                "metadata": {"name": "fine"},
+                "spec": {**spec, "runtimeRef": {"name": "mpi-horovod"}},
+            }
+        )
 
 
 def test_a_job_set_is_a_gang() -> None:

@@ -549,6 +549,8 @@ def test_a_gap_in_the_price_list_of_a_provider_is_a_note(
     assert note.removeprefix("note: ") in " ".join(json.loads(done.stdout)[0]["notes"])
     code, said = validate("{any_of: [{gpu: H100:1, providers: aws}, {gpu: L4:1}]}")
     assert (code, "price list" in said) == (0, False), "the alternative needs no note"
+    code, said = validate("{gpu: L4:1, providers: aws, spot: only}")
+    assert (code, "has no L4:1 on spot capacity at aws, but it is a part" in said) == (0, True)
     code, said = validate("{gpu: L4:1, providers: aws, regions: mx-central-1}")
     assert (code, "has no region mx-central-1 at aws, but it is a part" in said) == (0, True)
     code, said = validate("{instance: q9.48xlarge, providers: aws}")

@@ -267,9 +267,10 @@ def _explain_gap(
     snapshot: "CatalogSnapshot", need: ResourceSpec, configured: Container[str]
 ) -> str:
     """Return a note if the price list lacks the accelerators only at providers that the task names
-    and that are not configured, while others sell machines with them, or if it lacks a region or an
-    instance type of these providers. Otherwise, return ""."""
+    and that are not configured, while others sell machines with them, or only their spot prices, or
+    if it lacks a region or an instance type of these providers. Otherwise, return ""."""
     from cavvy.cli.task.unknown import list_unlisted
+    from cavvy.planner.explain import wish
 
     silent = [each for each in list_sellers(need.providers) if each not in configured]
     if unlisted := list_unlisted(snapshot, need, configured):
@@ -278,10 +279,14 @@ def _explain_gap(
         return ""
     anywhere = ResourceSpec(accelerators=need.accelerators, spot=SpotPolicy.AUTO)
     there = replace(anywhere, providers=need.providers)
-    if snapshot.match(there, limit=1).offers or not snapshot.match(anywhere, limit=1).offers:
+    if snapshot.match(there, limit=1).offers:
+        # spot prices change by the hour, and the list has those of some types only
+        spot = replace(there, spot=SpotPolicy.ONLY)
+        if need.spot is not SpotPolicy.ONLY or snapshot.match(spot, limit=1).offers:
+            return ""
+        return _say_gap(f"{wish(anywhere)} on spot capacity", silent)
+    if not snapshot.match(anywhere, limit=1).offers:
         return ""
-    from cavvy.planner.explain import wish
-
     return _say_gap(wish(anywhere), silent)
 
 

@@ -5,6 +5,7 @@ What each operator sets in its pods is in https://www.kubeflow.org/docs/componen
 https://jobset.sigs.k8s.io/docs/overview.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from shlex import quote
@@ -102,8 +103,9 @@ _OPERATORS = {
     ),
 }
 _OF_TRAIN_JOB = PodKeys(
-    read=("trainer", "runtimeRef"),
+    read=("trainer", "runtimeRef", "activeDeadlineSeconds", "failurePolicy"),
     noted={
+        "podGroupPolicy": "all nodes of a job start together",
         **dict.fromkeys(("labels", "annotations"), "`tags` describe a job"),
         "managedBy": "Cavvy runs the job",
     },
@@ -249,7 +251,10 @@ def _read_train_job(job: JobObject, read_pod: PodReader, kept: TranslationNotes)
         reason = f"the runtime {runtime or 'of the cluster'} has the image and the command; "
         kept.refuse(job.mark, "spec.trainer", f"{reason}write `image` and `command` here")
         return None
-    if not runtime.startswith("torch"):
+    if re.search("mpi|deepspeed|horovod|jax|mlx|xgboost", runtime):
+        reason = f"the runtime {runtime} starts processes in another way than torchrun; write "
+        kept.refuse(job.mark, "spec.runtimeRef", f"{reason}a Cavvy file")
+    elif not runtime.startswith("torch"):
         reason = "the pods get the variables of torchrun, as with the runtime torch-distributed"
         kept.note(job.mark, "spec.runtimeRef", reason)
     container: dict[str, Any] = {
@@ -265,7 +270,8 @@ def _read_train_job(job: JobObject, read_pod: PodReader, kept: TranslationNotes)
         task,
         nodes=int(trainer.get("numNodes", 1)),
         run=_PYTORCH.format(processes=processes) + task.run,
-        retry=RetryPolicy(exit=0),
+        limits=read_limits(spec),
+        retry=_read_max_restarts(spec),
     )
 
 
@@ -291,10 +297,14 @@ def _read_job_set(job: JobObject, read_pod: PodReader, kept: TranslationNotes) -
     if first in task.run or any(first in value for value in task.env.values()):
         reason = f"the name {first} does not exist here; write $MASTER_ADDR in the command"
         kept.refuse(job.mark, "spec.replicatedJobs", reason)
-    restarts = int(at(spec, "failurePolicy").get("maxRestarts", 0))
-    retry = RetryPolicy(exit=restarts, delay=timedelta(seconds=BACKOFF_S if restarts else 0))
+    retry = _read_max_restarts(spec)
     nodes = int(parts[0].get("replicas", 1)) * max(1, pods)
     return replace(task, nodes=nodes, run=_JOBSET.format(pods=max(1, pods)) + task.run, retry=retry)
+
+
+def _read_max_restarts(spec: Values) -> RetryPolicy:
+    restarts = int(at(spec, "failurePolicy").get("maxRestarts", 0))
+    return RetryPolicy(exit=restarts, delay=timedelta(seconds=BACKOFF_S if restarts else 0))
 
 
 def _count_processes(text: str) -> str:
