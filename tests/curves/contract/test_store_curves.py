@@ -50,10 +50,14 @@ async def test_pieces_are_joined_and_nothing_is_lost(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(curve_rows, "JOINED", 4)
-    await write(store, *range(1, 90))
+    monkeypatch.setattr(curve_rows, "FULL", 100)
+    await write(store, *range(1, 300))
     [curve] = await read(store)
-    assert curve.steps == [*range(1, 90)]
-    assert await count(store) <= 16
+    assert curve.steps == [*range(1, 300)]
+    assert await count(store) <= 24
+    sql = "SELECT rows_count FROM curves WHERE brief IS NOT NULL"
+    full = await store.database[0](lambda session: session.run(sql).fetchall())
+    assert [row[0] for row in full] == [4 * 8 * 8], "a piece of 100 rows or more is full"
 
 
 async def test_a_message_that_is_sent_again_counts_once(store: Store) -> None:

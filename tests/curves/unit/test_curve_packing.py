@@ -1,12 +1,13 @@
 """Values of steps are packed into few bytes without loss."""
 
 from math import exp, inf, isnan, nan, sin
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cavvy.capabilities.curves.packing import Columns, join, pack, unpack
-from cavvy.capabilities.curves.reduce import make_curves, thin
+from cavvy.capabilities.curves.reduce import make_curves, shorten, thin
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.just(nan)
 
@@ -66,6 +67,30 @@ def test_a_peak_stays_where_values_are_left_out() -> None:
 
 def test_values_without_a_step_are_counted() -> None:
     piece = pack([Columns(("a",), [nan, nan, nan], [30.0, 10.0, 20.0], [[3.0, 1.0, 2.0]])])
-    [curve] = make_curves([piece], 1, 0, (), 100)
+    [curve] = make_curves([(piece, None)], 1, 0, (), 100)
     assert (curve.steps, curve.values, curve.count) == ([0, 1, 2], [1.0, 2.0, 3.0], 3)
     assert (curve.low, curve.high, curve.last) == (1.0, 3.0, 3.0)
+
+
+def test_brief_pieces_show_the_same_curve() -> None:
+    """A long run is drawn from the lowest and highest values of its pieces."""
+    pieces, random = [], Random(1)
+    for number in range(3):
+        count = 20_000
+        steps = [nan if number == 1 else float(number * count + each) for each in range(count)]
+        times = [1e12 + (number * count + each) * 100 for each in range(count)]
+        columns = [
+            Columns(("a", "b"), steps, times, [[random.random() for _ in steps], [1.0] * count])
+        ]
+        pieces.append((pack(columns), pack(shorten(columns))))
+    whole = [(each, None) for each, _ in pieces]
+    for names in ((), {"a"}):
+        found, expected = (make_curves(each, 1, 0, names, 600) for each in (pieces, whole))
+        assert [each.name for each in found] == [each.name for each in expected]
+        for brief, each in zip(found, expected, strict=True):
+            assert (brief.count, brief.low, brief.high) == (60_000, each.low, each.high)
+            assert (brief.last, brief.steps[-1]) == (each.last, each.steps[-1])
+            assert brief.steps == sorted(brief.steps)
+            assert len(brief.values) <= 600
+    [curve, _] = make_curves(pieces, 1, 0, (), 20_000)
+    assert len(curve.values) > 10_000, "many values come from the whole pieces"

@@ -8,7 +8,7 @@ are stored with 7 bits a byte, the small ones in one byte, and zlib compresses a
 import json
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import nan
 from sys import byteorder
@@ -45,18 +45,24 @@ def pack(found: Sequence[Columns]) -> bytes:
     return zlib.compress(len(head).to_bytes(4, "little") + head + body, 6)
 
 
-def unpack(packed: bytes) -> list[Columns]:
-    """Return the columns that were packed."""
+def unpack(packed: bytes, names: Collection[str] = ()) -> list[Columns]:
+    """Return the columns that were packed: of these names, or all."""
     data = zlib.decompress(packed)
     at = 4 + int.from_bytes(data[:4], "little")
     found = []
-    for names, count, sizes in json.loads(data[4:at]):
+    for own, count, sizes in json.loads(data[4:at]):
+        wanted = [not names or name in names for name in own]
         columns = []
-        for decimals, size in sizes:
-            columns.append(_decode(decimals, data[at : at + size], count))
+        for is_wanted, (decimals, size) in zip(
+            (any(wanted), any(wanted), *wanted), sizes, strict=True
+        ):
+            if is_wanted:
+                columns.append(_decode(decimals, data[at : at + size], count))
             at += size
-        steps, times, *values = columns
-        found.append(Columns(tuple(names), steps, times, values))
+        if columns:
+            steps, times, *values = columns
+            kept = (name for name, is_wanted in zip(own, wanted, strict=True) if is_wanted)
+            found.append(Columns(tuple(kept), steps, times, values))
     return found
 
 

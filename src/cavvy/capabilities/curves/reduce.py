@@ -1,45 +1,97 @@
 """Makes curves of the stored values, with as many points as are asked for."""
 
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import itemgetter
 
-from cavvy.capabilities.curves.packing import join, unpack
+from cavvy.capabilities.curves.packing import Columns, unpack
 from cavvy.capabilities.curves.wire import Curve
+
+BRIEF = 512  # values of each curve in the brief version of a piece
+_BRIEF_UP_TO = 1000  # values of a curve for which brief versions are read
+Point = tuple[float, float, float]  # the time, the step and the value
+
+
+def shorten(columns: Sequence[Columns]) -> list[Columns]:
+    """Return the brief version of a piece: the lowest and highest values of each curve's stretches,
+    and beside each value its position among all.
+    """
+    found = []
+    for name, points in _points_by_name(columns).items():
+        kept = thin([value for _, _, value in points], BRIEF)
+        times, steps, values = zip(*(points[each] for each in kept), strict=True)
+        positions = [float(each) for each in kept]
+        found.append(Columns((name, ""), [*steps], [*times], [[*values], positions]))
+    return found
 
 
 def make_curves(
-    pieces: Sequence[bytes], attempt: int, rank: int, names: Collection[str], most: int
+    pieces: Sequence[tuple[bytes, bytes | None]],
+    attempt: int,
+    rank: int,
+    names: Collection[str],
+    most: int,
 ) -> Sequence[Curve]:
     """Return the curve of each name, or of these names, in the order of the names."""
-    found: dict[str, list[tuple[float, float, float]]] = {}
-    for columns in join(map(unpack, pieces)):
-        for name, values in zip(columns.names, columns.values, strict=True):
-            if not names or name in names:
-                rows = zip(columns.times, columns.steps, values, strict=True)
-                found.setdefault(name, []).extend(row for row in rows if row[2] == row[2])
-    curves = []
-    for name in sorted(found):
-        # by time; the order of the reports stays where times are equal
-        points = sorted(found[name], key=lambda point: point[0])
-        if not points:
+    found = defaultdict[str, list[tuple[int, Point]]](list)
+    counts = defaultdict[str, int](int)
+    for whole, brief in pieces:
+        if brief is not None and most <= _BRIEF_UP_TO:
+            for name, numbered in _read_brief(brief, names):
+                found[name] += [(counts[name] + number, point) for number, point in numbered]
+                counts[name] += numbered[-1][0] + 1  # the last value is always there
             continue
-        numbered = [number if step != step else step for number, (_, step, _) in enumerate(points)]
-        values = [value for _, _, value in points]
-        kept = thin(values, most)
-        curves.append(
-            Curve(
-                name=name,
-                attempt=attempt,
-                rank=rank,
-                count=len(points),
-                steps=[float(numbered[each]) for each in kept],
-                times_ms=[int(points[each][0]) for each in kept],
-                values=[values[each] for each in kept],
-                low=min(values),
-                high=max(values),
-                last=values[-1],
-            )
-        )
-    return curves
+        for name, points in _points_by_name(unpack(whole, names)).items():
+            found[name] += [(counts[name] + number, point) for number, point in enumerate(points)]
+            counts[name] += len(points)
+    return [
+        _curve_of(name, found[name], counts[name], attempt, rank, most) for name in sorted(found)
+    ]
+
+
+def _curve_of(
+    name: str,
+    numbered: Sequence[tuple[int, Point]],
+    count: int,
+    attempt: int,
+    rank: int,
+    most: int,
+) -> Curve:
+    values = [point[2] for _, point in numbered]
+    kept = [numbered[each] for each in thin(values, most)]
+    return Curve(
+        name=name,
+        attempt=attempt,
+        rank=rank,
+        count=count,
+        steps=[float(number) if step != step else step for number, (_, step, _) in kept],
+        times_ms=[int(at) for _, (at, _, _) in kept],
+        values=[value for _, (_, _, value) in kept],
+        low=min(values),
+        high=max(values),
+        last=values[-1],
+    )
+
+
+def _points_by_name(columns: Sequence[Columns]) -> Mapping[str, list[Point]]:
+    """Return the values of each name, by time; where times are equal, as they were reported."""
+    found = defaultdict[str, list[Point]](list)
+    for each in columns:
+        for name, values in zip(each.names, each.values, strict=True):
+            points = zip(each.times, each.steps, values, strict=True)
+            found[name] += [point for point in points if point[2] == point[2]]
+    for points in found.values():
+        points.sort(key=itemgetter(0))
+    return {name: points for name, points in found.items() if points}
+
+
+def _read_brief(
+    brief: bytes, names: Collection[str]
+) -> Iterator[tuple[str, list[tuple[int, Point]]]]:
+    for each in unpack(brief, {*names, ""} if names else ()):
+        if len(each.names) == 2:  # of other names, only the positions were unpacked
+            points = zip(each.times, each.steps, each.values[0], strict=True)
+            yield each.names[0], [*zip(map(int, each.values[1]), points, strict=True)]
 
 
 def thin(values: Sequence[float], most: int) -> Sequence[int]:

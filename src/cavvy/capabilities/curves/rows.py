@@ -1,5 +1,5 @@
 """The rows of curves: each message of an agent becomes one, and many become one of the next level,
-so each value is packed three times at most.
+so each value is packed a few times only.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -7,16 +7,20 @@ from itertools import starmap
 from math import nan
 
 from cavvy.capabilities.curves.packing import Columns, join, pack, unpack
+from cavvy.capabilities.curves.reduce import shorten
 from cavvy.domain.figures import StepSeries, StepValues
 from cavvy.store.announcements import Happened
 from cavvy.store.drivers import DatabaseSession
 
-JOINED = 64  # pieces of a level that are joined
-_LEVELS = 3
+JOINED = 64  # messages that are joined
+_JOINED_LATER = 8  # pieces of each next level
+FULL = 16_384  # rows of a piece that is not joined any more
+_LEVELS = 5  # by which even pieces of 64 rows are full
+_FINAL = 9  # the level of full pieces
 MOST_BYTES = 64 << 20  # of a rank; later values are not stored
 _PUT = (
-    "INSERT INTO curves (attempt_id, rank, number, level, document) VALUES (?, ?, ?, ?, ?) "
-    "ON CONFLICT DO NOTHING"
+    "INSERT INTO curves (attempt_id, rank, number, level, rows_count, document, brief) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 )
 _OF_RANK = "attempt_id = ? AND rank = ?"
 _COUNT = f"SELECT COUNT(*) FROM curves WHERE {_OF_RANK} AND level = ?"
@@ -31,7 +35,7 @@ def add_steps(session: DatabaseSession, happened: Sequence[Happened]) -> None:
         if isinstance(each, StepValues):
             at = each.at.timestamp() * 1000
             columns = [_columns_of(series, at) for series in each.series]
-            _add(session, each.attempt_id, each.rank, each.number, pack(columns))
+            _add(session, (each.attempt_id, each.rank), each.number, columns)
 
 
 def _columns_of(series: StepSeries, sent_at: float) -> Columns:
@@ -44,28 +48,43 @@ def _columns_of(series: StepSeries, sent_at: float) -> Columns:
     )
 
 
-def _add(session: DatabaseSession, attempt_id: str, rank: int, number: int, data: bytes) -> None:
-    key = (attempt_id, rank)
+def _add(
+    session: DatabaseSession, key: tuple[str, int], number: int, columns: Sequence[Columns]
+) -> None:
     [[count]] = session.run(_COUNT, (*key, 0)).fetchall()
     if count >= JOINED:
         [[size]] = session.run(_SIZE, key).fetchall()
         if size > MOST_BYTES:
             return
         for level in range(_LEVELS):
-            if not _join(session, key, level):
+            if not _join(session, key, level, _JOINED_LATER if level else JOINED):
                 break
-    session.run(_PUT, (*key, number, 0, data))
+    _put(session, key, number, 0, columns)
 
 
-def _join(session: DatabaseSession, key: tuple[str, int], level: int) -> bool:
+def _join(session: DatabaseSession, key: tuple[str, int], level: int, least: int) -> bool:
     """Join the pieces of a level to one of the next. Return whether there were enough."""
     pieces = session.run(_LEVEL, (*key, level)).fetchall()
-    if len(pieces) < JOINED:
+    if len(pieces) < least:
         return False
-    joined = pack(join(unpack(bytes(document)) for _, document in pieces))
+    joined = join(unpack(bytes(document)) for _, document in pieces)
     session.run(_DELETE, (*key, level, pieces[-1][0]))
-    session.run(_PUT, (*key, pieces[0][0], level + 1, joined))
+    _put(session, key, pieces[0][0], level + 1, joined)
     return True
+
+
+def _put(
+    session: DatabaseSession,
+    key: tuple[str, int],
+    number: int,
+    level: int,
+    columns: Sequence[Columns],
+) -> None:
+    count = sum(len(each.steps) for each in columns)
+    is_full = count >= FULL
+    brief = pack(shorten(columns)) if is_full else None
+    level = _FINAL if is_full else level
+    session.run(_PUT, (*key, number, level, count, pack(columns), brief))
 
 
 def read_ranks(
@@ -82,11 +101,16 @@ def read_ranks(
     return read
 
 
-def read_pieces(attempt_id: str, rank: int) -> Callable[[DatabaseSession], Sequence[bytes]]:
-    """Return a read of the pieces of a rank, in the order in which they were reported."""
-    sql = f"SELECT document FROM curves WHERE {_OF_RANK} ORDER BY number"
+def read_pieces(
+    attempt_id: str, rank: int
+) -> Callable[[DatabaseSession], Sequence[tuple[bytes, bytes | None]]]:
+    """Return a read of the pieces of a rank, in the order in which they were reported, each with
+    its brief version.
+    """
+    sql = f"SELECT document, brief FROM curves WHERE {_OF_RANK} ORDER BY number"
 
-    def read(session: DatabaseSession) -> Sequence[bytes]:
-        return [bytes(row[0]) for row in session.run(sql, (attempt_id, rank)).fetchall()]
+    def read(session: DatabaseSession) -> Sequence[tuple[bytes, bytes | None]]:
+        rows = session.run(sql, (attempt_id, rank)).fetchall()
+        return [(bytes(row[0]), None if row[1] is None else bytes(row[1])) for row in rows]
 
     return read
