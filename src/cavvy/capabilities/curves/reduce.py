@@ -78,11 +78,9 @@ def _points_by_name(columns: Sequence[Columns]) -> Mapping[str, list[Point]]:
     found = defaultdict[str, list[Point]](list)
     for each in columns:
         for name, values in zip(each.names, each.values, strict=True):
-            points = zip(each.times, each.steps, values, strict=True)
-            found[name] += [point for point in points if point[2] == point[2]]
-    for points in found.values():
-        points.sort(key=itemgetter(0))
-    return {name: points for name, points in found.items() if points}
+            told = zip(each.times, each.steps, values, strict=True)
+            found[name] += [point for point in told if point[2] == point[2]]
+    return {name: sorted(points, key=itemgetter(0)) for name, points in found.items() if points}
 
 
 def _read_brief(
