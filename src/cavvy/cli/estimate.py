@@ -5,6 +5,7 @@ accelerator, without renting an accelerator.
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from cavvy.cli.reach.arguments import complete_gpus, script_argument
 from cavvy.cli.view.failure import CommandFailure
@@ -154,7 +155,14 @@ def _read_gpu(given: dict[str, Any]) -> None:
 
     name, *parts = (given["only"] or "").split(":")
     if parts and is_whole(parts[-1]) and int(parts[-1]):
-        given["gpus"] = int(parts.pop())
+        count = int(parts.pop())
+        source = click.get_current_context().get_parameter_source("gpus")
+        if source is not ParameterSource.DEFAULT and given["gpus"] != count:
+            raise click.UsageError(
+                f"--gpus {given['gpus']} and --gpu {given['only']} state different numbers of "
+                "accelerators per node: expected one of them (a memory size has a unit: H100:80GB)"
+            )
+        given["gpus"] = count
     size = ":".join(parts)
     try:
         if is_whole(size):

@@ -452,6 +452,8 @@ def test_estimate_lists_every_accelerator_as_json() -> None:
         (["--model", "gpt2", "--gpu", "H1OO:8"], "did you mean H100"),
         (["--model", "gpt2", "--gpu", "H100:many"], "H100:8"),
         (["--model", "gpt2", "--gpu", "H100:0"], "H100:8"),
+        (["--model", "gpt2", "--gpu", "H100:80", "--gpus", "8"], "different numbers"),
+        (["--model", "gpt2", "--gpu", "H100:8", "--gpus", "1"], "different numbers"),
         ([str(Path(__file__)), "--epochs", "3"], "-- --epochs"),
     ],
 )
