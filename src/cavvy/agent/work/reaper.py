@@ -316,6 +316,8 @@ class Reaper:
             stopped += self._stop_shells(self._choose_all)
         if self._targets is None:
             apart = [pid for pid in descendants(os.getpid()) if not _in_group(pid, self._work)]
+            if self._passes and not self._entry:
+                apart = []  # podman's container, which gets the signal by its client
             _signal_group(self._work, signal.SIGTERM)
             for pid in apart:  # such as a program that was started by setsid
                 _signal(pid, signal.SIGTERM)
