@@ -360,7 +360,7 @@ TABLES = (
     ),
     PriceTable(
         provider="azure",
-        source="Azure Retail Prices API, read 2026-10-02",
+        source="third party's notes of the Azure Retail Prices API, read 2026-10-02",
         as_of=date(2026, 10, 2),
         columns=("spot",),
         rows="""
