@@ -577,7 +577,7 @@ def test_every_command_with_a_table_is_rendered_here() -> None:
 def list_tables(path: Path) -> Iterator[str]:
     """The commands whose part of the file prints a table: in a file of several commands, the part
     of each begins with its function `NAME_command`. Elsewhere, the name of the file or folder."""
-    name = path.parent.name if path.stem == "__init__" else path.stem
+    name = path.parent.name if path.stem in ("__init__", "tables") else path.stem
     for part in ast.parse(path.read_text()).body:
         if isinstance(part, ast.FunctionDef) and part.name.endswith("_command"):
             name = part.name.removesuffix("_command")

@@ -42,7 +42,7 @@ _LEFT_OUT = {
     **dict.fromkeys(("cap_drop", "pids_limit", "cgroup", "cgroup_parent"), "the node limits jobs"),
     "init": "the agent waits for the processes of the container",
     "stop_signal": "a service gets SIGTERM before it must end",
-    "develop": "`cavvy dev --sync` sends changed files",
+    "develop": "`cavvy dev --sync .` sends changed files",
     "runtime": "the node's engine gives the container the GPUs that it asks for",
     "scale": "`deploy.replicas` is read",
     "tmpfs": "a folder of the container is used",
