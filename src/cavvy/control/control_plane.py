@@ -521,7 +521,12 @@ class ControlPlane:
         keys += [*await self._serving.unfinished(), *await self.node_pools.unfinished()]
         keys += [*await self.maintenance.unfinished(), *await self.reservations.unfinished()]
         for each in self._own:
-            keys += await each.unfinished()
+            try:
+                keys += await each.unfinished()
+            except StoreError:
+                raise
+            except Exception:  # code of others raises anything
+                _log.exception("%s does not say what it has to do", type(each).__name__)
         for key in keys:
             if self._concerns_me(key):
                 self._driver.hint(key, after.get(key, _NOW))
