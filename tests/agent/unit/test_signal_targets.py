@@ -334,3 +334,35 @@ def test_what_a_function_of_the_agent_waits_for_gets_the_signal() -> None:
     command = [sys.executable, "-c", WAITS_FOR_CLIENT]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"{100 - signal.SIGTERM}\n"
+
+
+# As podman's client: the container's processes, which the reaper adopts, get the signal from it alone.
+CLIENT = """
+trap 'echo asked; sleep 1; touch end; sleep 1; exit 0' TERM
+(setsid sh -c 'trap "echo torn" TERM; echo ready; until [ -e end ]; do sleep 0.1; done' &)
+while :; do sleep 0.1; done
+"""
+ASKS_CLIENT = """
+import os, signal, subprocess, sys
+from cavvy.agent.loop import EventLoop
+from cavvy.agent.work.process import WorkProcess
+from cavvy.agent.work.reaper import ChildCommand
+def call(channel):
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    return subprocess.Popen(["/bin/sh", "-c", sys.argv[1]]).wait()
+def wrote(data):
+    os.write(1, data)
+    process.ask()
+loop, process = EventLoop(), None
+command = ChildCommand([], dict(os.environ), os.getcwd(), call)
+process = WorkProcess(
+    loop, command, wrote=wrote, heard=print, ended=lambda code: None, gone=loop.stop
+)
+loop.run()
+"""
+
+
+def test_a_container_gets_the_signal_from_its_client_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ASKS_CLIENT, CLIENT]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert ("asked" in done.stdout, "torn" in done.stdout) == (True, False)
