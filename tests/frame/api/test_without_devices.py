@@ -11,7 +11,6 @@ COLLECTS = "{name: s, edge: {collect: m, samples: 1, into: s.jsonl}}"
 
 def take_out(api: Api, patch: pytest.MonkeyPatch) -> None:
     """Leave all capabilities' reconcilers out, as if their folders were deleted."""
-    assert api.app_state.control_plane.devices is not None
     patch.setattr(api.app_state.control_plane, "_own", ())
 
 
@@ -29,6 +28,8 @@ async def test_what_needs_devices_is_refused(api: Api, monkeypatch: pytest.Monke
 
 
 async def test_a_stored_step_waits_and_says_why(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    if api.app_state.control_plane.devices is None:
+        pytest.skip("no capability that takes the step in is installed")
     job = await api.submit(COLLECTS)
     take_out(api, monkeypatch)
 
