@@ -204,8 +204,9 @@ def _read(file: str) -> tuple[frozenset[str], frozenset[str], frozenset[str], fr
                 places.add(text.partition("*")[0].rstrip("/"))
             case ast.Attribute(attr=name) if name in LISTS_FILES:
                 places.add(name)
-            case ast.Attribute(attr="__file__"):  # of a package, whose folder the file looks at
-                places.add("src/cavvy")
+            case ast.Attribute(attr="__file__", value=package):  # whose folder the file looks at
+                if (name := ast.unparse(package)).partition(".")[0] == "cavvy":
+                    places.add("src/" + name.replace(".", "/"))
             case ast.arg(arg=name):
                 arguments.add(name)
     return frozenset(_imports(tree)), frozenset(words), frozenset(arguments), frozenset(places)

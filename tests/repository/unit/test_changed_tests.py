@@ -47,7 +47,7 @@ def chosen(*changed: str) -> set[str]:
         ("tests/train/plain.py", "test_tuning_plain", "test_readers"),
         # what all files must keep to
         ("Dockerfile", "test_plain_words", "test_readers"),
-        ("src/cavvy/control/decide/node_pools.py", "test_ways_to_jobs", "test_mounts"),
+        ("src/cavvy/providers/vast.py", "test_ways_to_jobs", "test_gateway_haproxy_tls"),
         ("src/cavvy/providers/runpod.py", "test_names", "test_provider_vast"),
     ],
 )
