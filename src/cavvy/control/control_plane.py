@@ -525,7 +525,7 @@ class ControlPlane:
                 keys += await each.unfinished()
             except StoreError:
                 raise
-            except Exception:  # code of others raises anything
+            except Exception:  # noqa: BLE001 - code of others raises anything
                 _log.exception("%s does not say what it has to do", type(each).__name__)
         for key in keys:
             if self._concerns_me(key):
