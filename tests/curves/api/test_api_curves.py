@@ -40,12 +40,14 @@ async def test_bad_values_of_an_agent_are_left_out(api: Api) -> None:
         {"seq": 4, "kind": "points", "series": [{"names": [], "rows": [[1, 0]]}]},
         {"seq": 5, "kind": "points", "series": [{"names": ["a"], "rows": [["b", 0, 1]]}]},
         points(6, [1e308, 1e308, 1e308], names=("\x1b[31mred" + "x" * 999,)),
-        points(7, [1, 0, 0.5]),
+        points(7, [1, -5, 1], [1, None, 1], [1, 1e300, 1]),
+        points(8, [1, 0, 0.5]),
     ]
     answer = await report(api, gang, *wrong)
     assert answer.json()["ack"] == len(wrong)
     found = (await api.http.get(JOB)).json()["curves"]
-    assert "loss" in [each["name"] for each in found]
+    [loss] = [each for each in found if each["name"] == "loss"]
+    assert loss["values"] == [0.5]
     assert all("\x1b" not in each["name"] and len(each["name"]) <= 100 for each in found)
 
 
@@ -66,3 +68,17 @@ async def test_curves_of_several_jobs_are_read_at_once(api: Api) -> None:
     for wrong in ({}, {"job": [f"j{number}" for number in range(101)]}):
         answer = await api.http.get("/v1/projects/default/curves", params=wrong)
         assert answer.json()["code"] == "invalid-request"
+
+
+async def test_numbers_that_json_does_not_have_are_left_out(api: Api) -> None:
+    """An agent's message is stored all the same: otherwise, it would be sent again for ever."""
+    gang = await start(api)
+    await claim(api, gang)
+    rows = "[1, 0, Infinity], [NaN, 0, 0.5], [1, NaN, 1], [2, 0, -1e999], [3, 0, 0.25]"
+    message = f'{{"seq": 1, "kind": "points", "series": [{{"names": ["loss"], "rows": [{rows}]}}]}}'
+    body = f'{{"gang": "{gang}", "rank": 0, "nonce": "n1", "messages": [{message}]}}'
+    answer = await api.http.post("/agent/v1/messages", content=body, headers=api.agent(gang))
+    assert answer.json()["ack"] == 1
+    await report(api, gang, points(2, [4, 0, 0.125]))
+    [curve] = (await api.http.get(JOB)).json()["curves"]
+    assert curve["values"][-1] == 0.125

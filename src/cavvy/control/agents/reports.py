@@ -53,6 +53,7 @@ _EVENT_BYTES = 200  # bytes of a stored event without its text
 _MOST_FIGURES = 256  # maximum number of names in a rank's progress
 _LONGEST_WARNING = 1000  # characters of a warning that an attempt keeps
 _MOST_ROWS = 5000  # of values of steps in a message
+_OLDEST_MS = 30 * 86_400_000  # age of a value that waited for its message
 _LONGEST_PLACE = 200  # characters of a place in a stack
 _LONGEST_NAME, _MOST_GROUPS = 100, 4  # of the collectives that a rank has called last
 _EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -221,7 +222,7 @@ def _points(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
     series, left = [], _MOST_ROWS
     for each in message.series:
         names = [name[:_LONGEST_NAME] for name in each.names[:_MOST_FIGURES]]
-        rows = [row for row in each.rows[:left] if names and len(row) == len(names) + 2]
+        rows = [row for row in each.rows[:left] if names and _is_row(row, len(names))]
         left -= len(rows)
         if rows:
             series.append(StepSeries(names, rows))
@@ -232,6 +233,14 @@ def _points(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
                 attempt_id=node.attempt_id, rank=node.rank, at=at, number=message.seq, series=series
             )
         )
+
+
+def _is_row(row: Sequence[float | None], names: int) -> bool:
+    """Whether a row has a step or None, an age and so many values, all of them numbers that can be
+    stored and encoded."""
+    known = [each for each in row if each is not None]
+    age = row[1] if len(row) == names + 2 else None
+    return age is not None and 0 <= age <= _OLDEST_MS and all(map(isfinite, known))
 
 
 def _stacks(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
