@@ -17,7 +17,8 @@ NAMED = {
 # Why a command has no method.
 REASONS = {
     "it works on files and the terminal of this computer, before there is a job": (
-        *("init", "validate", "export", "image", "data", "diagram", "bench", "profile", "tune"),
+        *("init", "validate", "convert", "export", "image", "data", "diagram", "bench", "profile"),
+        "tune",
         *("deploy", "doctor", "completion", "mcp", "setup", "check", "server", "runner", "quota"),
     ),
     "it answers from the catalog without a server: `cavvy ... -o json` prints it for programs": (
