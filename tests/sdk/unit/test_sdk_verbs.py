@@ -24,6 +24,9 @@ REASONS = {
     "it answers from the catalog without a server: `cavvy ... -o json` prints it for programs": (
         *("offers", "plan", "estimate", "compare", "tco", "decide", "simulate", "catalog"),
     ),
+    "it belongs to a capability, which the package does not need: the API returns the same": (
+        *("curves",),
+    ),
     "it opens a terminal, a browser or a connection": (
         *("top", "console", "dev", "exec", "ssh", "cp", "forward", "chat"),
     ),
