@@ -60,6 +60,30 @@ def test_reported_values_have_the_step_that_is_reported_with_them() -> None:
     }
 
 
+def test_reports_in_lines_need_no_name_that_people_plot() -> None:
+    sent = Sent()
+    values = StepValueReader(sent.say, sent.clock)
+    values.feed(b'CAVVY_PROGRESS {"step": 3, "budget_used": 0.5, "total": 9, "note": "x"}\n')
+    values.feed(b'CAVVY_PROGRESS {"budget_used": 1e999}\nCAVVY_PROGRESS {"a": [1}\n')
+    values.feed(b"CAVVY_PROGRESS {" + b"[" * 3000 + b"\n")
+    values.end()
+    assert sent.rows("budget_used") == [(3, 0, 0.5)]
+    assert {name for _, each in sent.messages for s in each["series"] for name in s["names"]} == {
+        "budget_used"
+    }
+
+
+def test_what_a_program_reports_is_not_read_from_its_lines_again() -> None:
+    """`cavvy.train` writes a file, and a line such as `128/1000 samples  loss 0.5`."""
+    sent = Sent()
+    values = StepValueReader(sent.say, sent.clock)
+    values.report({"done": 128, "total": 1000, "loss": 0.5})
+    values.feed(b"128/1000 samples  loss 0.5  acc 0.25\n")
+    values.end()
+    assert sent.rows("loss") == [(128, 0, 0.5)]
+    assert [each[2] for each in sent.rows("acc")] == [0.25]
+
+
 def test_a_program_that_prints_without_end_is_bounded(monkeypatch: Any) -> None:
     sent = Sent()
     values = StepValueReader(sent.say, sent.clock)

@@ -5,6 +5,12 @@ Each agent loads this module, but what reads the lines of a program only once a 
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LARGEST = 1e300
+
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -42,6 +48,25 @@ _PARTS = _words(
 _ENCODED = tuple(part.encode() for part in sorted(_PARTS))
 
 
+# A program may report its values itself, in lines that begin with this, as JSON.
+MARK = "CAVVY_PROGRESS {"
+# Where a report has its step, and what it says of the progress rather than of results.
+REPORTED_STEPS = ("step", "global_step", "iteration", "done")
+NO_RESULTS = frozenset(("total", "complete", "fraction", "left_s", *REPORTED_STEPS))
+_LOW_MARK = MARK.lower().encode()
+
+
 def may_count(low: bytes) -> bool:
     """Return whether a text in lower case may contain the name of a value."""
-    return any(part in low for part in _ENCODED)
+    return any(part in low for part in _ENCODED) or _LOW_MARK in low
+
+
+def read_report(values: Mapping[str, object]) -> tuple[float | None, dict[str, float]]:
+    """Return the step of a report, or None, and its results."""
+    numbers = {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and -_LARGEST < value < _LARGEST
+    }
+    step = next((numbers[name] for name in REPORTED_STEPS if name in numbers), None)
+    return step, {name: each for name, each in numbers.items() if name not in NO_RESULTS}

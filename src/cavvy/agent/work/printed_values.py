@@ -11,10 +11,11 @@ The step of a value is what the line says: `step`, `iter`, `[12]`, the place in 
 
 from __future__ import annotations
 
+import json
 import re
 from functools import lru_cache
 
-from .plotted_words import ENDS, PLOTTED, WEAK, may_count
+from .plotted_words import ENDS, MARK, PLOTTED, WEAK, may_count, read_report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,6 +114,9 @@ class PrintedValues:
             return
         self.budget -= 1
         line = raw.decode("utf-8", "replace")
+        if line.startswith(MARK):
+            yield from _read_json(line[len(MARK) - 1 :])
+            return
         if "\x1b" in line:
             line = _COLOURS.sub("", line)
         found: tuple[float | None, dict[str, float]] | None
@@ -320,6 +324,17 @@ class _StepCounter:
             self._epoch = epoch
         self._last = self._base + step
         return self.note(self._last)
+
+
+def _read_json(text: str) -> Iterator[tuple[float | None, dict[str, float]]]:
+    """Yield what a program reports itself; nothing if it is no JSON."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    step, values = read_report(found) if isinstance(found, dict) else (None, {})
+    if values:
+        yield step, {name[:LONGEST_NAME]: value for name, value in values.items()}
 
 
 def _pairs(text: str) -> Iterator[tuple[tuple[str, ...], float, float, bool]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 
-from .plotted_words import may_count
+from .plotted_words import may_count, read_report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ MOST_WAITING = 4000  # rows; a message of more is sent at once
 # After each so many rows, half as many of those that follow are kept, so that the curves of a year
 # fit into the same space as those of a day.
 THINNED_AFTER = 1_000_000
-# What a program reports of its progress rather than of its results.
-_STEPS = ("step", "global_step", "iteration", "done")
-_OTHERS = frozenset(("total", "complete", "fraction", "left_s", *_STEPS))
 
 
 class StepValueReader:
@@ -39,6 +36,7 @@ class StepValueReader:
         self._printed: PrintedValues | None = None  # until a line may have a value
         self._line = b""  # the begin of a line before that
         self._names: set[str] = set()
+        self._reported: set[str] = set()  # names of `report`, which printed lines only repeat
         self._rows: dict[tuple[str, ...], list[tuple[float | None, float, list[float]]]] = {}
         self._waiting = self._kept = self._skipped = 0
         self._sent_at = self._second_at = clock()
@@ -56,19 +54,15 @@ class StepValueReader:
 
             self._printed = PrintedValues()
         for step, values in self._printed.feed(data):
-            newest.update(self._add(step, values))
+            newest.update(self._add_printed(step, values))
         return newest
 
     def report(self, values: Mapping[str, object]) -> None:
         """Take values that the program reports in another way than in its output."""
-        step = next((values[name] for name in _STEPS if name in values), None)
-        numbers = {
-            name: float(value)
-            for name, value in values.items()
-            if isinstance(value, (int, float)) and name not in _OTHERS
-        }
-        if numbers:
-            self._add(float(step) if isinstance(step, (int, float)) else None, numbers)
+        step, results = read_report(values)
+        self._reported.update(results)
+        if results:
+            self._add(step, results)
 
     def tick(self) -> None:
         """Send what has come. To be called about once a second."""
@@ -84,9 +78,13 @@ class StepValueReader:
         """Send the rest, and return the values of a last line that no end of line follows."""
         newest: dict[str, float] = {}
         for step, values in self._printed.end() if self._printed is not None else ():
-            newest.update(self._add(step, values))
+            newest.update(self._add_printed(step, values))
         self._send(self._clock())
         return newest
+
+    def _add_printed(self, step: float | None, values: Mapping[str, float]) -> Mapping[str, float]:
+        fresh = {name: value for name, value in values.items() if name not in self._reported}
+        return self._add(step, fresh)
 
     def _add(self, step: float | None, values: Mapping[str, float]) -> Mapping[str, float]:
         known = {}
