@@ -16,6 +16,7 @@ from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from tests.api.api_state import TOKEN, Api, open_api
 from tests.api.team import OWN, PARENTS, Team, make_team
+from tests.own_parts import read_own
 
 from cavvy.api.app import list_routes
 from cavvy.api.routing import RouteGroup
@@ -66,19 +67,6 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("POST", f"{_MACHINE}/stop"): RUNNERS,
     ("POST", f"{_MACHINE}/keep"): RUNNERS,
     ("DELETE", _MACHINE): RUNNERS,
-    ("POST", "/v1/projects/{project}/edge/tokens"): {"operator", "admin"},
-    ("DELETE", "/v1/projects/{project}/edge/devices/{name}"): {"operator", "admin"},
-    ("POST", "/v1/projects/{project}/edge/devices/{name}/tasks"): {"operator", "admin"},
-    ("PUT", "/v1/projects/{project}/edge/sites/{name}"): {"operator", "admin"},
-    ("POST", "/v1/projects/{project}/edge/settings"): {"operator", "admin"},
-    ("POST", "/v1/projects/{project}/models"): {"member", "operator", "admin"},
-    ("PUT", "/v1/projects/{project}/models/{name}/labels/{label}"): {"operator", "admin"},
-    ("DELETE", "/v1/projects/{project}/models/{name}/labels/{label}"): {"operator", "admin"},
-    ("POST", "/v1/projects/{project}/edge/keys"): {"admin"},
-    ("PUT", "/v1/projects/{project}/edge/lists"): {"admin"},
-    ("PUT", "/v1/projects/{project}/models/{name}/list"): {"member", "operator", "admin"},
-    ("POST", "/v1/projects/{project}/rollouts"): {"operator", "admin"},
-    ("POST", "/v1/projects/{project}/rollouts/{name}/halt"): {"operator", "admin"},
     ("POST", "/v1/projects/{project}/pools"): {"operator", "admin"},
     ("DELETE", "/v1/projects/{project}/pools/{name}"): {"operator", "admin"},
     ("POST", "/v1/projects/{project}/pools/{name}/nodes"): {"operator", "admin"},
@@ -94,10 +82,6 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("GET", f"{_SERVICE}/keys"): RUNNERS,
     ("POST", f"{_SERVICE}/keys"): RUNNERS,
     ("DELETE", f"{_SERVICE}/keys/{{key}}"): RUNNERS,
-    ("GET", "/v1/projects/{project}/notices"): RUNNERS,
-    ("PUT", "/v1/projects/{project}/notices/{name}"): RUNNERS,
-    ("DELETE", "/v1/projects/{project}/notices/{name}"): RUNNERS,
-    ("POST", "/v1/projects/{project}/notices/{name}/test"): RUNNERS,
     ("GET", "/v1/projects/{project}/secrets"): RUNNERS,
     ("PUT", "/v1/projects/{project}/recipes/{name}"): RUNNERS,
     ("DELETE", "/v1/projects/{project}/recipes/{name}"): RUNNERS,
@@ -156,8 +140,6 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/jobs": ("query", "view"),
     "/v1/arrays": ("query", "view"),
     "/v1/job-search": ("query", "view"),
-    "/v1/projects/{project}/curves": ("path", "view"),
-    "/v1/projects/{project}/jobs/{name}/curves": ("path", "view"),
     "/v1/projects/{project}/jobs/{name}/figures": ("path", "view"),
     "/v1/projects/{project}/offers": ("path", "view"),
     "/v1/projects/{project}/recipes": ("path", "view"),
@@ -166,16 +148,6 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/hosts": ("query", "view"),
     "/v1/reservations": ("query", "view"),
     "/v1/machines": ("query", "view"),
-    "/v1/edge/devices": ("query", "view"),
-    "/v1/edge/sites": ("query", "view"),
-    "/v1/edge/settings": ("query", "view"),
-    "/v1/projects/{project}/edge/lists": ("path", "view"),
-    "/v1/models": ("query", "view"),
-    "/v1/rollouts": ("query", "view"),
-    "/v1/projects/{project}/edge/devices/{name}": ("path", "view"),
-    "/v1/projects/{project}/edge/devices/{name}/settings": ("path", "view"),
-    "/v1/projects/{project}/edge/devices/{name}/tasks/{task_id}": ("path", "operate"),
-    "/v1/projects/{project}/edge/samples": ("path", "run"),
     "/v1/pools": ("query", "view"),
     "/v1/services": ("query", "view"),
     "/v1/budgets": ("query", "spending"),
@@ -210,13 +182,12 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/health": ("open", None),
     "/boot/v1/{digest}": ("open", None),
     "/nodes/v1/{provider}/script": ("open", None),
-    "/edge/v1/script": ("open", None),
-    "/edge/v1/nonce": ("open", None),
-    "/edge/v1/metadata/{file}": ("machine", None),
-    "/edge/v1/manifests/{model}/{number}": ("machine", None),
-    "/edge/v1/files/{digest}": ("machine", None),
-    "/edge/v1/settings": ("machine", None),
 }
+OPEN: list[str] = []  # paths of capabilities that need no token
+for _rules in read_own("route_rules"):
+    SENSITIVE |= getattr(_rules, "SENSITIVE", {})
+    READS |= getattr(_rules, "READS", {})
+    OPEN += getattr(_rules, "OPEN", ())
 # routes that every account may use and that change something; the tests below cover them
 SELF_SERVICE = {("POST", "/v1/tokens"), ("DELETE", "/v1/tokens/{token}")}
 # the body in which each route with the source BODY names the project
@@ -332,9 +303,7 @@ def test_sensitive_routes_have_the_roles_of_the_list() -> None:
                 "/boot/v1/{digest}",
                 "/hooks/v1/{owner}/{name}/{hook}",
                 "/nodes/v1/{provider}/script",
-                "/edge/v1/script",
-                "/edge/v1/nonce",
-                "/edge/v1/token",
+                *OPEN,
             )
 
 

@@ -16,19 +16,11 @@ import pytest
 from starlette.routing import Route
 from tests.console.system.test_console import start_console
 from tests.console.system.test_console_stories import Reader, axe, fill
-from tests.edge.rig import rows_of
+from tests.own_parts import read_own
 from tests.system.chromium import Tab, chromium
 from tests.system.ports import free_port
 from tests.system.trust import User, serving_user_at, user_at
 
-from cavvy.capabilities.edge.nouns import (
-    DeviceReport,
-    EdgeDevice,
-    ModelFile,
-    ModelReport,
-    ModelVersion,
-    Rollout,
-)
 from cavvy.client import ApiClient
 from cavvy.console.access import OneUser
 from cavvy.console.app import Console
@@ -39,6 +31,9 @@ from cavvy.store.open import open_store
 
 pytestmark = pytest.mark.system
 __all__ = ["axe"]  # a fixture
+OWN = [*read_own("console_rows")]  # what capabilities have on the console
+# the pages of these that are lists
+LISTS = [page for own in OWN for page in own.PAGES if "{" not in page]
 VIEWS = [(width, scheme) for width in (390, 1280) for scheme in ("dark", "light")]
 JOBS = 200  # besides those of the fixture; the stories have 10,000
 # Routes that are no pages: parts of pages, and signing in, which has its own tests.
@@ -59,36 +54,12 @@ run: 'true'
 """
 
 
-async def fill_edge(home: Path) -> None:
-    """Write a device, a model with a label, a rollout and a stopped machine."""
+async def fill_machine(home: Path) -> None:
+    """Write a stopped machine, and what capabilities have."""
     store = open_store(f"sqlite:///{home / 'cavvy.db'}")
     await store.open()
-    now = datetime.now(UTC)
-    report = DeviceReport(at=now, models=(ModelReport(name="zebra-net", serving=1),), free_mib=900)
-    device = EdgeDevice(
-        project="vision",
-        name="zebra-press",
-        site="lyon",
-        key="0" * 64,
-        enrolled_at=now,
-        report=report,
-    )
-    file = ModelFile(path="zebra.onnx", sha256="0" * 64, size=1 << 20)
-    version = ModelVersion(
-        project="vision",
-        name="zebra-net@1",
-        snapshot="0" * 64,
-        files=(file,),
-        main="zebra.onnx",
-        created_at=now,
-        labels={"zebra-label": 1},
-    )
-    rollout = Rollout(
-        project="vision", name="zebra-net-1", model="zebra-net", to=1, wave_at=now, created_at=now
-    )
-    await rows_of(store).devices.put(device)
-    await rows_of(store).models.put(version)
-    await rows_of(store).rollouts.put(rollout)
+    for own in OWN:
+        await own.fill(store)
     machine = NamedMachine(
         project="vision",
         name="zebra-box",
@@ -111,7 +82,7 @@ class Site(msgspec.Struct):
         """An address for each page that has things of the project vision."""
         job = f"/jobs/vision/{self.night}"
         return {
-            **{page: page for page in ("/", "/services", "/machines", "/devices", "/costs")},
+            **{page: page for page in ("/", "/services", "/machines", "/costs")},
             **{page: page for page in ("/capacity", "/queue", "/audit")},
             "/jobs": "/jobs?sort=name&way=down",
             "/jobs/{project}/{name}": job,
@@ -120,18 +91,17 @@ class Site(msgspec.Struct):
             "/groups/{project}/{name}": f"/groups/vision/{self.array}",
             "/services/{project}/{name}": "/services/vision/chat",
             "/services/{project}/{name}/try": "/services/vision/chat/try",
-            "/devices/{project}/{name}": "/devices/vision/zebra-press",
             "/offers": "/offers?gpu=H100",
             "/team": "/team?project=vision",
             "/compare": f"/compare?a=vision/{self.night}&b=vision/zebra-fits.0",
             "/submit": "/submit?from=vision/zebra-rows",
+            **{page: path for own in OWN for page, path in own.PAGES.items()},
         }
 
     def changes(self) -> Mapping[str, tuple[str, Mapping[str, str]]]:
         """For each action, its address in the project vision, and the fields of its form."""
         job, group = f"/jobs/vision/{self.night}", f"/groups/vision/{self.array}"
         chat, box = "/services/vision/chat", "/machines/vision/zebra-box"
-        model = "/models/vision/zebra-net"
         return {
             "/submit": (
                 "/submit",
@@ -141,7 +111,6 @@ class Site(msgspec.Struct):
             "/groups": ("/groups", {"do": "stop", "group": f"vision/{self.array}"}),
             "/services": ("/services", {"do": "end", "service": "vision/chat"}),
             "/machines": ("/machines", {"do": "stop", "machine": "vision/zebra-box"}),
-            "/devices": ("/devices", {"do": "retire", "device": "vision/zebra-press"}),
             "/budgets": ("/budgets", {"name": "zebra-new", "limit": "5", "project": "vision"}),
             "/budgets/{name}/remove": ("/budgets/zebra-budget/remove", {}),
             "/team/{project}/secrets": (
@@ -153,15 +122,6 @@ class Site(msgspec.Struct):
             "/machines/{project}/{name}/start": (f"{box}/start", {"do": "agree"}),
             "/machines/{project}/{name}/stop": (f"{box}/stop", {}),
             "/machines/{project}/{name}/keep": (f"{box}/keep", {"keep": "1h"}),
-            "/models/{project}/{name}/promote": (f"{model}/promote", {"label": "x", "number": "1"}),
-            "/models/{project}/{name}/labels/{label}/remove": (
-                f"{model}/labels/zebra-label/remove",
-                {},
-            ),
-            "/devices/{project}/rollouts/{name}/halt": (
-                "/devices/vision/rollouts/zebra-net-1/halt",
-                {},
-            ),
             "/jobs/{project}/{name}/stop": (f"{job}/stop", {}),
             "/jobs/{project}/{name}/retry": (f"{job}/retry", {}),
             "/groups/{project}/{name}/stop": (f"{group}/stop", {}),
@@ -171,6 +131,7 @@ class Site(msgspec.Struct):
             "/services/{project}/{name}/try": (f"{chat}/try", {"method": "GET", "path": "/"}),
             "/services/{project}/{name}/retry": (f"{chat}/retry", {}),
             "/services/{project}/{name}/calls/{call}/retry": (f"{chat}/calls/zebra-call/retry", {}),
+            **{action: change for own in OWN for action, change in own.CHANGES.items()},
         }
 
 
@@ -182,7 +143,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         ada = stack.enter_context(user_at(folder / "ada"))
         root.settings("[providers.local]\n")
         night = asyncio.run(fill(root.home, JOBS))
-        asyncio.run(fill_edge(root.home))
+        asyncio.run(fill_machine(root.home))
         url = f"http://127.0.0.1:{free_port()}"
         root.cli("server", "start", "--listen", url.removeprefix("http://"))
         token = root.output("server", "init", "--admin", "ada").split()[-1]
@@ -360,9 +321,7 @@ def test_who_is_signed_out_sees_nothing(browser: Tab, site: Site, axe: str) -> N
 def test_a_member_of_another_project_sees_and_changes_nothing(browser: Tab, site: Site) -> None:
     enter(browser, site, "ada")
     before = {page: ask(browser, path)[2] for page, path in site.pages().items()}
-    assert all(
-        secrets_of(site).search(before[page]) for page in ("/", "/jobs", "/devices", "/costs")
-    )
+    assert all(secrets_of(site).search(before[page]) for page in ("/", "/jobs", "/costs", *LISTS))
     enter(browser, site, "ben")
     for page, path in site.pages().items():
         status, _, text = ask(browser, path)
@@ -378,7 +337,7 @@ def test_a_member_of_another_project_sees_and_changes_nothing(browser: Tab, site
         told = "notice bad" in text  # above a list, or above the editor
         assert status in (403, 404) or (status == 200 and told), (path, status, text)
     enter(browser, site, "ada")
-    kept = {"/devices", "/jobs", "/machines", "/services", "/team"}
+    kept = {"/jobs", "/machines", "/services", "/team", *LISTS}
     for page in kept:
         assert things(ask(browser, site.pages()[page])[2]) == things(before[page]), page
 

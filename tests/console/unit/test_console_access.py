@@ -13,6 +13,7 @@ from tests.console_rig import ORIGIN, Browser, CannedClient, listing, sign_in
 from cavvy.client import ApiError, account_wire, wire
 from cavvy.console import access as access_module
 from cavvy.console.access import EachUser, OneUser, is_other_user
+from cavvy.frame.discover import find_capabilities
 
 PAGES = (
     "/",
@@ -21,11 +22,14 @@ PAGES = (
     "/services",
     "/services/p/s",
     "/machines",
-    "/devices",
-    "/devices/p/d",
     "/capacity",
     "/costs",
     "/team",
+    *(
+        re.sub(r"{\w+}", "x", page.path)
+        for capability in find_capabilities().capabilities
+        for page in capability.pages
+    ),
 )
 SERVICES = {"/v1/services": []}
 OFFERS = {

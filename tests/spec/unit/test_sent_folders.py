@@ -15,12 +15,16 @@ from cavvy.cli.task import submission
 from cavvy.cli.task.options import _note_sent
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output_file import check_output
+from cavvy.frame.discover import find_capabilities
 from cavvy.sdk.files import find_parts, freeze_parts
 from cavvy.sdk.submission import _check_folders
 from cavvy.sdk.task import Task
 from cavvy.spec.sent_folders import DoubtfulFolder, find_doubtful, find_exit
 from cavvy.spec.workdir import FreezeError, list_folder
 from cavvy.task_files import ReadOptions, load_task
+
+# the capabilities of commands that write files
+OWNERS = {"diagram": "choose", "mcp": "mcp", "edge": "edge", "init": "core", "audit": "core"}
 
 
 @pytest.fixture
@@ -245,14 +249,17 @@ def test_what_a_command_writes_follows_no_link_out_of_a_repository(repository: P
         assert "a link that leads out of its repository" in result.output.replace("\n", " ")
         assert (result.exit_code, obeyed.exists()) == (2, False)
     private = repository.parent / "private"
+    installed = {"core", *(each.name for each in find_capabilities().capabilities)}
     for command in (
         ["diagram", "decision", "--folder", "link"],
         ["diagram", "decision", "--folder", "link/new"],
         ["init", "--template", "cnn", "link"],
-        ["edge", "collect", "m", "--out", "link/x"],
         ["audit", "export", "-o", "link/x"],
         ["mcp", "--install-skill", "link"],
+        ["edge", "collect", "m", "--out", "link/x"],
     ):
+        if OWNERS[command[0]] not in installed:
+            continue  # its capability was taken out
         result = CliRunner().invoke(cli, command)
         assert "a link that leads out of its repository" in result.output.replace("\n", " "), (
             command
