@@ -39,7 +39,10 @@ _CONSENTS = {
     "api/routes/submission.py:_try_admit": {"ask.consent"},
     "api/routes/submission.py:start_machine": {"ask.consent"},
     "api/routes/submission.py:move_job": {"ask.consent"},
-    "capabilities/choose/compare.py:_run_places": {"yes"},  # a command of people
+    # a command of people, whom it has asked
+    "capabilities/choose/compare.py:_run_places": {"yes"},
+    "capabilities/dev/command.py:_resume_session": {"consent"},
+    "capabilities/dev/command.py:retry": {"consent"},
     # a coding agent's: the user has answered a question, and a budget limits what it starts
     "capabilities/mcp/spending.py:submit": {"agreed"},
     "capabilities/mcp/spending.py:serve": {"True"},

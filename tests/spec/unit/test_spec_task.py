@@ -500,7 +500,11 @@ def test_every_example_of_a_field_is_accepted(path: str, name: str, example: str
         **({"nodes": 8} if "topology" in document else {}),
         **(COMPARED if path in ("stop_early", "search") else {}),
         **({"trials": 2} if path == "search" else {}),
-        **({"workdir": "."} if "setup" in document or path == "image" or name == "image" else {}),
+        **(
+            {"workdir": "."}
+            if "setup" in document or path == "image" or name in ("image", "folder")
+            else {}
+        ),
         **document,
     }
     if "function" in document.get("batch", {}):

@@ -11,6 +11,7 @@ import click
 from cavvy.cli.reach.newest import find_newest
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ _ALL = 20_000  # values of a curve in JSON and CSV
 @click.command("curves")
 @click.argument("name", required=False)
 @click.argument("figures", nargs=-1)
-@click.option("--rank", type=int, multiple=True, help="Only this rank; may be repeated.")
-@click.option("--attempt", type=click.IntRange(min=1), help="Only this attempt.")
+@count_option("--rank", least=0, multiple=True, help="Only this rank; may be repeated.")
+@count_option("--attempt", help="Only this attempt.")
 @click.option(
     "--by",
     type=click.Choice(["step", "time"]),
