@@ -53,7 +53,7 @@ def test_the_program_prints_a_profile(
     profile = collect(capsys.readouterr().out.splitlines())
     assert profile["format"] == "cavvy-device-profile/1"
     assert len(profile["kernels"]) == 2
-    assert profile["host"]["linear_backward_us"] > 0
+    assert profile["host"]["linear_backward_us"] >= 0  # a difference of times, which may be noise
     assert profile["skipped"] == []
 
 
