@@ -5,7 +5,7 @@ from typing import Any
 from cavvy.agent.work import step_values
 from cavvy.agent.work.meters import UsageMeter
 from cavvy.agent.work.monitor import WorkMonitor
-from cavvy.agent.work.step_values import LINES_PER_S, MOST_NAMES, StepValueReader
+from cavvy.agent.work.step_values import BYTES_PER_S, LINES_PER_S, MOST_NAMES, StepValueReader
 
 
 class Sent:
@@ -94,11 +94,22 @@ def test_a_program_that_prints_without_end_is_bounded(monkeypatch: Any) -> None:
     values.tick()
     assert len(sent.rows("loss")) == LINES_PER_S
     values.feed(b"step 1 loss=2\n")
+    sent.now += 1
+    values.tick()
+    values.feed(b"x" * BYTES_PER_S)
+    for _ in range(3):
+        values.feed(b"step 1 bad_loss=3\n" * 1000)
+    sent.now += 1
+    values.tick()
+    values.feed(b"=4 loss=4\nstep 2 good_loss=3\n")
+    assert sent.rows("bad_loss") == [], "gigabytes of output are not read"
     for number in range(3 * MOST_NAMES):
         values.report({f"n{number}": number})
     values.end()
     names = {name for _, each in sent.messages for s in each["series"] for name in s["names"]}
     assert len(names) == MOST_NAMES
+    assert sent.rows("good_loss") == [(2, 0, 3)]
+    assert 4 not in [each[2] for each in sent.rows("loss")], "half a line"
     monkeypatch.setattr(step_values, "THINNED_AFTER", 100)
     sent = Sent()
     values = StepValueReader(sent.say, sent.clock)

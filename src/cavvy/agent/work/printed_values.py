@@ -104,6 +104,10 @@ class PrintedValues:
         for line in lines:
             yield from self._read(line[:LONGEST_LINE])
 
+    def skip(self) -> None:
+        """Leave out output: the line that it began, and the next one, which it ends."""
+        self._rest = b"\0" * LONGEST_LINE
+
     def end(self) -> Iterator[tuple[float | None, dict[str, float]]]:
         """Yield what the last line has, which no end of line follows."""
         rest, self._rest = self._rest, b""

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from .printed_values import PrintedValues
 
 SEND_S = 1.0  # how often values are sent
-LINES_PER_S = 1000  # read of the output; of more, the others of that second are left out
+# What is read of the output of a second; the rest of it is left out, so that a program that prints
+# gigabytes costs the agent no more than one that prints thousands of lines.
+LINES_PER_S, BYTES_PER_S = 1000, 256 << 10
 LONGEST_BEGIN = 4096  # bytes
 MOST_NAMES = 128  # of a rank, in the order in which they appear
 MOST_WAITING = 4000  # rows; a message of more is sent at once
@@ -38,12 +40,18 @@ class StepValueReader:
         self._names: set[str] = set()
         self._reported: set[str] = set()  # names of `report`, which printed lines only repeat
         self._rows: dict[tuple[str, ...], list[tuple[float | None, float, list[float]]]] = {}
-        self._waiting = self._kept = self._skipped = 0
+        self._waiting = self._kept = self._skipped = self._read = 0
         self._sent_at = self._second_at = clock()
 
     def feed(self, data: bytes) -> dict[str, float]:
         """Take output of the program. Return the newest value of each name in it."""
         newest: dict[str, float] = {}
+        self._read += len(data)
+        if self._read > BYTES_PER_S:
+            self._line = b""
+            if self._printed is not None:
+                self._printed.skip()
+            return newest
         if self._printed is None:
             data = self._line + data
             low = data.lower()
@@ -68,7 +76,7 @@ class StepValueReader:
         """Send what has come. To be called about once a second."""
         now = self._clock()
         if now - self._second_at >= 1.0:
-            self._second_at = now
+            self._second_at, self._read = now, 0
             if self._printed is not None:
                 self._printed.budget = LINES_PER_S
         if now - self._sent_at >= SEND_S or self._waiting >= MOST_WAITING:
