@@ -449,9 +449,9 @@ MISTAKES: Sequence[Mistake] = [
     _run("run: echo\n", "describes a job, not a service", "cavvy run", "serve"),
     Mistake(
         line="run job.pbs",
-        cause="a batch script of PBS, not a task file",
-        step="cavvy run --workdir",
-        files={"job.pbs": "#!/bin/bash\n#PBS -l select=2\nmpirun ./a.out\n"},
+        cause="walltime='soon' is no length of time",
+        step="such as 1:30:00",
+        files={"job.pbs": "#!/bin/bash\n#PBS -l walltime=soon\nmpirun ./a.out\n"},
     ),
     Mistake(line="run nosuch.yaml", cause="does not exist", step="cavvy init"),
     Mistake(line="run", cause="expected a task file", step="cavvy run --help"),
