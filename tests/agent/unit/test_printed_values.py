@@ -474,8 +474,12 @@ NO_VALUES = {
     "accepted": ("accepted 3 connections, access log: 12 entries, score board 1\n"),
     "http": ('10.0.0.1 - - [29/Nov/2026:10:00:00 +0000] "GET /score?acc=0.5 HTTP/1.1" 200 512\n'),
     "apt": (
-        "Get:12 http://deb.debian.org/debian bookworm/main amd64 libaccinj64 amd64 11.8 [1,234 kB]\n"
+        "Get:12 http://packages.example/debian stable/main amd64 libaccinj64 amd64 11.8 [1,234 kB]\n"
         "Setting up libaccinj64-11.8 (11.8.89) ...\n"
+    ),
+    "lightgbm_start": (
+        "[LightGBM] [Info] [binary:BoostFromScore]: pavg=0.490000 -> initscore=-0.040005\n"
+        "[LightGBM] [Info] Start training from score -0.040005\n"
     ),
     "json_cfg": ('{"model": "loss", "lr": 0.1, "hidden": 12}\n'),
     "tb": ("TensorBoard 2.14.0 at http://localhost:6006/ (Press CTRL+C to quit)\n"),

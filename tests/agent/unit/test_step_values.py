@@ -147,3 +147,20 @@ def test_what_a_program_reports_itself_comes_before_what_it_prints(tmp_path: Any
     watch.wrote(b"a different loss: 9\n")
     told = [fields["values"] for kind, fields in sent.messages if kind == "progress"]
     assert told == [{"loss": 0.1, "step": 5}]
+
+
+def test_the_watch_of_the_work_sends_what_is_printed_and_reported(
+    tmp_path: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(step_values, "SEND_S", 0.0)
+    sent, path = Sent(), tmp_path / "progress"
+    watch = monitor(sent.say, str(path))
+    watch.wrote(b"step 1 loss=0.5\n")
+    watch.tick()
+    assert [(step, value) for step, _, value in sent.rows("loss")] == [(1, 0.5)], "while it runs"
+    path.write_text('{"step": 2, "reward": 7}\n')
+    watch.tick()
+    assert [(step, value) for step, _, value in sent.rows("reward")] == [(2, 7)]
+    watch.wrote(b"step 3 loss=0.25")
+    watch.end()
+    assert sent.rows("loss")[-1][2] == 0.25, "the last line has no end"

@@ -11,7 +11,8 @@ from cavvy.capabilities.curves.reduce import make_curves
 from cavvy.capabilities.curves.rows import read_pieces, read_ranks
 from cavvy.capabilities.curves.wire import Curve
 from cavvy.domain.figures import StepSeries, StepValues
-from cavvy.domain.values import replace
+from cavvy.domain.jobs import AttemptPhase
+from cavvy.domain.retention import RemovedJob
 from cavvy.store.base import AtomicWrite
 from cavvy.store.sql import Store
 
@@ -79,10 +80,22 @@ async def test_a_rank_has_no_more_than_its_space(
 
 async def test_curves_are_removed_with_their_job(store: Store) -> None:
     job = await submit(store, "j1")
-    await store.commit(AtomicWrite(attempts=[make_attempt(job, id="a1")]))
+    await store.commit(AtomicWrite(attempts=[make_attempt(job, id="a1", phase=AttemptPhase.ENDED)]))
     await write(store, 1)
     await write(store, 1, attempt="other")
     [known] = await store.find_jobs([job.id])
-    await store.remove_job(replace(known))
+    await store.remove_job(known)
     assert await read(store) == []
     assert len(await read(store, "other")) == 1
+    await write(store, 2)  # of a node that still reports
+    ended = RemovedJob(
+        job_id=job.id,
+        project=job.project,
+        name="",
+        ended_at=NOW,
+        removed_at=NOW,
+        rule="days",
+        days=1,
+    )
+    assert await store.retention.purge(ended)
+    assert await read(store) == []

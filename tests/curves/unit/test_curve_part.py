@@ -4,6 +4,7 @@ import html
 import re
 from typing import Any
 
+import pytest
 from msgspec import structs
 from tests.console_rig import NOW, CannedClient, attempt, detail, job_answers, listing, sign_in
 
@@ -76,6 +77,21 @@ def test_the_name_of_a_curve_is_text() -> None:
 
 def test_a_page_without_curves_has_no_empty_charts() -> None:
     assert 'id="curves-title"' not in page_of()
+
+
+@pytest.mark.parametrize(("phase", "asks"), [("running", True), ("done", False)])
+def test_curves_of_a_job_that_has_ended_are_read_once(phase: str, asks: bool) -> None:
+    job = detail(phase=phase, attempts=[attempt()])
+    answers = job_answers(job) | {
+        f"{API}{each}/curves": JobCurves(curves=[curve("loss", 2, 1)])
+        for each in (job.name, job.id)
+    }
+    client = CannedClient(answers)
+    browser = sign_in(client)
+    assert 'id="curves-title"' in browser.get(PATH).text
+    client.asked.clear()
+    browser.get(PATH, headers={"sec-fetch-dest": "empty"})
+    assert any("/curves" in each for each in client.asked) is asks
 
 
 def test_a_figure_that_is_a_curve_is_not_shown_twice() -> None:

@@ -425,7 +425,10 @@ def _is_plotted(*key: str) -> bool:
 def _is_weak(*key: str) -> bool:
     """Whether a name counts only beside others or with a step."""
     text = "_".join(key).lower()
-    return text in WEAK or text.rpartition("_")[2] in ("error", "err", "scale")
+    if text in WEAK or text.rpartition("_")[2] in ("error", "err", "scale"):
+        return True
+    # `initscore` and `start training from score` of LightGBM, but not `f1 score`
+    return text.endswith("score") and not _is_plotted(*key[:-1])
 
 
 def _phase_of(text: str) -> str:

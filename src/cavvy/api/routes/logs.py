@@ -51,7 +51,17 @@ Since = Annotated[AwareDatetime | None, Query(description="By default, a day bef
 Points = Annotated[int, Query(ge=2, le=1500, description="The most values of a series.")]
 _USUAL = timedelta(days=1)
 _LONGEST = timedelta(days=32)
-_USUAL_RANKS, _MOST_RANKS = 8, 64
+USUAL_RANKS, _MOST_RANKS = 8, 64
+OneAttemptQuery = Annotated[
+    int | None, Query(ge=1, description="Only this attempt; by default, all attempts.")
+]
+RanksQuery = Annotated[
+    list[int] | None,
+    Query(
+        max_length=_MOST_RANKS,
+        description=f"Only these ranks; by default, the first {USUAL_RANKS}.",
+    ),
+]
 _USUAL_NAMES = 16
 # Figures times ranks times days; a day of a figure takes about 2 ms of CPU time.
 _MOST_READ = 2000
@@ -205,16 +215,8 @@ async def figures(
     app_state: AppState,
     project: ProjectPath,
     name: JobPath,
-    attempt: Annotated[
-        int | None, Query(ge=1, description="Only this attempt; by default, all attempts.")
-    ] = None,
-    rank: Annotated[
-        list[int] | None,
-        Query(
-            max_length=_MOST_RANKS,
-            description=f"Only these ranks; by default, the first {_USUAL_RANKS}.",
-        ),
-    ] = None,
+    attempt: OneAttemptQuery = None,
+    rank: RanksQuery = None,
     figure: Annotated[
         list[str] | None,
         Query(max_length=64, description="Only figures with these names; by default, all."),
@@ -233,7 +235,7 @@ async def figures(
     numbers = {each.id: each.number for each in await app_state.store.attempts(job.id)}
     chosen = [each for each, number in numbers.items() if attempt in (None, number)]
     known = await app_state.store.figures.ranks(chosen)
-    ranks = sorted({each for _, each in known} & set(rank if rank else range(_USUAL_RANKS)))
+    ranks = sorted({each for _, each in known} & set(rank if rank else range(USUAL_RANKS)))
     begin = since or max(end - _USUAL, job.submitted_at)
     _check_size(begin, end, len(ranks), len(figure or ()) or _USUAL_NAMES)
     steps = _divide(begin, end, points)

@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.capabilities.curves.wire import (
+    MOST_JOBS,
+    MOST_POINTS,
+    Curve,
+    read_curves,
+    read_curves_of_jobs,
+)
 from cavvy.cli.reach.newest import find_newest
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
@@ -15,13 +22,12 @@ from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.capabilities.curves.wire import Curve
+    from cavvy.client import ApiClient, ApiError
 
 _COLUMNS = ("name", "attempt", "rank", "values", "low", "high", "last")
-_POINTS = ("name", "attempt", "rank", "step", "time_ms", "value")
+_POINTS = ("job", "name", "attempt", "rank", "step", "time_ms", "value")
 _DRAWN = 4  # curves that are drawn unless some are named
 _HEIGHT, _WIDEST = 8, 100  # characters
-_ALL = 20_000  # values of a curve in JSON and CSV
 
 
 @click.command("curves")
@@ -50,30 +56,65 @@ def command(
     """Show the curves of what a job's program reports: all that it prints such as `loss=0.3`.
 
     Without FIGURES, the first ones are drawn and all are listed. Without NAME, this is the newest
-    job of the task in the current folder. With -o csv or json, every value is printed.
+    job of the task in the current folder. Of an array, each job has a line. With -o csv or json,
+    the values are printed: all of a curve with up to 20,000, else the lowest and highest.
     """
-    from cavvy.capabilities.curves.wire import read_curves
+    from cavvy.client import ApiError
 
-    points = 4 * _WIDEST if output == "table" else _ALL
+    points = 4 * _WIDEST if output == "table" else MOST_POINTS
     with session() as client:
         name = name or find_newest(client, project, "curves")
-        found = read_curves(
-            client, project, name, names=figures, ranks=rank, attempt=attempt, points=points
-        ).curves
+        try:
+            found = read_curves(
+                client, project, name, names=figures, ranks=rank, attempt=attempt, points=points
+            ).curves
+        except ApiError as error:
+            if error.code != "job-not-found":
+                raise
+            found = _read_array(client, project, name, figures, points, error)
+            if rank or attempt:
+                raise click.UsageError("--rank and --attempt choose curves of one job") from None
         if not found:
             raise _refuse(name, figures)
     if output == "table":
         _draw_all(found, by, drawn=len(figures) or _DRAWN)
-    else:
-        rows_out(
-            _POINTS,
-            [
-                (each.name, each.attempt, each.rank, *point)
-                for each in found
-                for point in zip(each.steps, each.times_ms, each.values, strict=True)
-            ],
-            output,
-        )
+        return
+    rows_out(
+        _POINTS,
+        [
+            (each.job or name, each.name, each.attempt, each.rank, *point)
+            for each in found
+            for point in zip(each.steps, each.times_ms, each.values, strict=True)
+        ],
+        output,
+    )
+    if short := [each for each in found if each.count > len(each.values)]:
+        shown = ", ".join(f"{each.name} ({len(each.values):,} of {each.count:,})" for each in short)
+        click.echo(f"note: only the lowest and highest values of each stretch: {shown}", err=True)
+
+
+def _read_array(
+    client: "ApiClient",
+    project: str,
+    name: str,
+    figures: Sequence[str],
+    points: int,
+    error: "ApiError",
+) -> Sequence[Curve]:
+    """Return the curves of the jobs of an array. Raises `error` if there is none of this name."""
+    from cavvy.client import ApiError
+    from cavvy.client.array_wire import read_array
+
+    try:
+        jobs = [each.id for each in read_array(client, project, name).jobs if each.attempt]
+    except ApiError:
+        raise error from None
+    if len(jobs) > MOST_JOBS:
+        click.echo(f"note: the first {MOST_JOBS} of {len(jobs)} jobs", err=True)
+    if not jobs:
+        return []
+    asked = jobs[:MOST_JOBS]
+    return read_curves_of_jobs(client, project, asked, names=figures, points=points).curves
 
 
 def _refuse(name: str, figures: Sequence[str]) -> CommandFailure:
@@ -89,7 +130,7 @@ def _refuse(name: str, figures: Sequence[str]) -> CommandFailure:
     )
 
 
-def _draw_all(found: "Sequence[Curve]", by: str, drawn: int) -> None:
+def _draw_all(found: Sequence[Curve], by: str, drawn: int) -> None:
     from cavvy.capabilities.curves.order import prominence
 
     by_name: defaultdict[str, list[Curve]] = defaultdict(list)
@@ -98,16 +139,20 @@ def _draw_all(found: "Sequence[Curve]", by: str, drawn: int) -> None:
     names = sorted(by_name, key=prominence)
     for name in names[:drawn]:
         _draw_one(name, by_name[name], by)
+    several = any(each.job for each in found)
     rows = [
-        (each.name, each.attempt, each.rank, each.count, each.low, each.high, each.last)
+        (
+            *([each.job] if several else []),
+            *(each.name, each.attempt, each.rank, each.count, each.low, each.high, each.last),
+        )
         for name in names
         for each in by_name[name]
     ]
-    columns = [TableColumn(each) for each in _COLUMNS]
+    columns = [TableColumn(each) for each in (*(["job"] if several else []), *_COLUMNS)]
     rows_out(columns, rows)
 
 
-def _draw_one(name: str, curves: "Sequence[Curve]", by: str) -> None:
+def _draw_one(name: str, curves: Sequence[Curve], by: str) -> None:
     from cavvy.capabilities.curves.drawing import draw
 
     begin = min(each.times_ms[0] for each in curves)

@@ -9,11 +9,12 @@ from msgspec import structs
 from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
+from cavvy.api.routes.logs import USUAL_RANKS, OneAttemptQuery, RanksQuery
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path
 from cavvy.capabilities.curves.reduce import make_curves
 from cavvy.capabilities.curves.rows import read_pieces, read_ranks
-from cavvy.capabilities.curves.wire import MOST_JOBS, Curve, JobCurves
+from cavvy.capabilities.curves.wire import MOST_JOBS, MOST_POINTS, Curve, JobCurves
 from cavvy.domain.accounts import Permission
 
 router = RouteGroup("jobs", prefix="/v1")
@@ -21,8 +22,7 @@ CurveQuery = Annotated[
     list[str] | None,
     Query(max_length=64, description="Only curves with these names; by default, all."),
 ]
-PointsQuery = Annotated[int, Query(ge=2, le=20_000, description="The most values of a curve.")]
-_USUAL_RANKS, _MOST_RANKS = 8, 64
+PointsQuery = Annotated[int, Query(ge=2, le=MOST_POINTS, description="The most values of a curve.")]
 
 
 @router.get(
@@ -34,16 +34,8 @@ async def curves(
     app_state: AppState,
     project: ProjectPath,
     name: JobPath,
-    attempt: Annotated[
-        int | None, Query(ge=1, description="Only this attempt; by default, all attempts.")
-    ] = None,
-    rank: Annotated[
-        list[int] | None,
-        Query(
-            max_length=_MOST_RANKS,
-            description=f"Only these ranks; by default, the first {_USUAL_RANKS}.",
-        ),
-    ] = None,
+    attempt: OneAttemptQuery = None,
+    rank: RanksQuery = None,
     curve: CurveQuery = None,
     points: PointsQuery = 500,
 ) -> JobCurves:
@@ -54,7 +46,7 @@ async def curves(
     read, _ = app_state.store.database
     found: list[Curve] = []
     for attempt_id, number in await read(read_ranks(chosen)):
-        if number in (rank or range(_USUAL_RANKS)):
+        if number in (rank or range(USUAL_RANKS)):
             pieces = await read(read_pieces(attempt_id, number))
             asked = (numbers[attempt_id], number, frozenset(curve or ()), points)
             found += await to_thread(make_curves, pieces, *asked)

@@ -6,6 +6,9 @@ from cavvy.client import ApiClient
 from cavvy.client.paths import job_path, project_path, query
 from cavvy.client.wire import Answer
 
+MOST_JOBS = 100  # whose curves are read at once
+MOST_POINTS = 20_000  # values of a curve in an answer
+
 
 class Curve(Answer, frozen=True, kw_only=True):
     """The values that a rank of an attempt reported under one name. There are `count`; of many, the
@@ -45,9 +48,6 @@ def read_curves(
     """Return the curves of a job. Raises ApiError."""
     asked = query(attempt=attempt, rank=ranks, curve=names, points=points)
     return client.ask(f"{job_path(project, job)}/curves{asked}", JobCurves)
-
-
-MOST_JOBS = 100  # whose curves are read at once
 
 
 def read_curves_of_jobs(
