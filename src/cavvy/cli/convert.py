@@ -76,7 +76,7 @@ def _write(file: str, tasks: "Sequence[LoadedTask]", target: str | None) -> str:
     left_out = [f"{each.key}: {each.reason}" for each in source.kept]
     remarks = [*left_out, *source.notes]
     kind, what = source.kind, source.what
-    if kind == "Cavvy":
+    if kind == "Cavvy":  # the text of a Compose file is a Cavvy file already
         kind, what = "Docker Compose", "services"
     return write_head(kind, what, Path(file).name, remarks) + "---\n".join(texts)
 

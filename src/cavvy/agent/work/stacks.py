@@ -91,16 +91,7 @@ def take_stacks(path: str, pids: Collection[int], rank: int) -> dict[str, Any]:
     tool = find_tool(path)
     programs = sorted(pid for pid in pids if is_python(pid))[:MOST_PROCESSES]
     if not tool:
-        text = f"no stacks: {TOOL} is installed neither with the task nor with Cavvy on this node"
-        uses, dead = CpuUses(pids), is_deadlocked(pids)
-        uses.rest(PAUSE_S)
-        works = find_working({*pids}, {}, set(), uses.list_busy())
-        return {
-            "stacks": list_flights(programs),
-            "moved": bool(works),
-            "deadlocked": dead and is_deadlocked(pids),
-            "text": text,
-        }
+        return _look_without_tool(pids, programs)
     since, asked = time.time(), ask_for_dumps(programs)
     uses = CpuUses(pids)
     seen: dict[int, list[dict[str, Any]]] = {}
@@ -150,6 +141,19 @@ def take_stacks(path: str, pids: Collection[int], rank: int) -> dict[str, Any]:
         "moved": bool(works),
         "deadlocked": dead and not works,
         "text": text,
+    }
+
+
+def _look_without_tool(pids: Collection[int], programs: list[int]) -> dict[str, Any]:
+    """Return what is known without stacks: the use of CPUs, locks, and PyTorch's recorder."""
+    uses, dead = CpuUses(pids), is_deadlocked(pids)
+    uses.rest(PAUSE_S)
+    works = find_working({*pids}, {}, set(), uses.list_busy())
+    return {
+        "stacks": list_flights(programs),
+        "moved": bool(works),
+        "deadlocked": dead and is_deadlocked(pids),
+        "text": f"no stacks: {TOOL} is installed neither with the task nor with Cavvy on this node",
     }
 
 

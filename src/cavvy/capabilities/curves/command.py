@@ -64,6 +64,7 @@ def command(
     points = 4 * _WIDEST if output == "table" else MOST_POINTS
     with session() as client:
         name = name or find_newest(client, project, "curves")
+        found: Sequence[Curve]
         try:
             found = read_curves(
                 client, project, name, names=figures, ranks=rank, attempt=attempt, points=points

@@ -27,7 +27,7 @@ from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 _COMMAND, _ENTRY = "${{ image.command }}", "${{ image.entrypoint }}"
 _MANY = 65_536
 _NETWORK = "the services reach each other by their names; Cavvy makes no other networks"
-_POD = "`resources: {options: …}}` of a Cavvy file sets what one provider has"
+_POD = "`resources: {options: …}` of a Cavvy file sets what one provider has"
 _LEFT_OUT = {
     **dict.fromkeys(("networks", "network_mode", "links", "mac_address", "dns"), _NETWORK),
     **dict.fromkeys(("labels", "annotations", "label_file"), "`tags` describe a job"),
@@ -56,6 +56,7 @@ _REFUSED = {
     "pid": "a job sees its own processes only",
     "volumes_from": "name the volume in both services",
     "secrets": "store each with `cavvy secret set NAME`, and write `secrets` in a Cavvy file",
+    "configs": "mount the file: `volumes: [./FILE:/PATH:ro]`",
     "extra_hosts": "write the address into a variable",
     "post_start": "write the commands in `command`",
     "pre_stop": "write the commands in `command`",
@@ -66,7 +67,6 @@ _READ = (
     *("image", "build", "command", "entrypoint", "working_dir", "environment", "env_file"),
     *("ports", "expose", "volumes", "deploy", "gpus", "cpus", "mem_limit", "healthcheck"),
     *("depends_on", "profiles", "restart", "stop_grace_period", "container_name", "hostname"),
-    *("configs",),
 )
 _EVERY = (*_READ, *_LEFT_OUT, *_REFUSED)
 _BUILD = {"context", "dockerfile", "target", "args"}
@@ -81,7 +81,7 @@ def read_service(name: str, table: MapNode, mark: SourceMark, reader: ComposeRea
     image, build = reader.text(table.get("image")), _read_build(table.get("build"), reader)
     if not image and build is None:
         reader.notes.add(mark, f"{name} has neither `image` nor `build`")
-    volumes = [*_read_volumes(name, table, reader), *_read_configs(table, reader)]
+    volumes = [*_read_volumes(name, table, reader)]
     beside = build is not None or any(each.kind is VolumeKind.FOLDER for each in volumes)
     grace = table.get("stop_grace_period")
     return TaskSpec(
@@ -356,15 +356,6 @@ def _read_volume(name: str, node: Node, reader: ComposeReader) -> Volume | None:
         reason = f"the service has a copy of {source}; what it writes there stays on the node"
         reader.kept.note(node.mark, where, reason)
     return Volume(kind=VolumeKind.FOLDER, source=inner, path=target, read_only=read_only)
-
-
-def _read_configs(table: MapNode, reader: ComposeReader) -> Iterator[Volume]:
-    node = table.get("configs")
-    for each in node.items if isinstance(node, ListNode) else ():
-        message = "`configs` is not supported"
-        hint = "mount the file: `volumes: [./FILE:/PATH:ro]`"
-        reader.notes.add(each.mark, message, suggestion=hint)
-    yield from ()
 
 
 def _read_restart(table: MapNode, reader: ComposeReader) -> RetryPolicy:

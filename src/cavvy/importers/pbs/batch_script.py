@@ -19,14 +19,14 @@ from cavvy.domain.tasks import (
     RetryPolicy,
     TaskSpec,
 )
-from cavvy.domain.values import Struct
+from cavvy.domain.values import Struct, replace
 from cavvy.importers.common_fields import find_needs
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.own_rules import check_task
-from cavvy.importers.slurm.directives import (
+from cavvy.importers.script_lines import (
     MOST_CHARACTERS,
     DirectiveError,
-    SlurmOption,
+    ScriptOption,
     split_words,
     take_line,
 )
@@ -116,7 +116,7 @@ def translate(text: str, notes: ProblemNotes) -> Translation:
     )
 
 
-def read_options(text: str) -> Iterator[SlurmOption]:
+def read_options(text: str) -> Iterator[ScriptOption]:
     """Yield the options of a script in the order of its lines. As with qsub, only lines before the
     first command count. Raises DirectiveError.
     """
@@ -129,7 +129,7 @@ def read_options(text: str) -> Iterator[SlurmOption]:
             yield from _read_line(found["words"], number, found.start("words") + 1)
 
 
-def _read_line(text: str, line: int, column: int) -> Iterator[SlurmOption]:
+def _read_line(text: str, line: int, column: int) -> Iterator[ScriptOption]:
     mark = SourceMark(line=line, column=column)
     try:
         words = shlex.split(text, comments=True)
@@ -145,7 +145,7 @@ def _read_line(text: str, line: int, column: int) -> Iterator[SlurmOption]:
             if not words or (words[0].startswith("-") and name != "p"):
                 raise DirectiveError(mark, f"-{name} has no value", f"-{name} VALUE")
             value = words.pop(0)
-        yield SlurmOption(name, value, mark)
+        yield ScriptOption(name, value, mark)
 
 
 class _PbsScriptReader:
@@ -153,12 +153,12 @@ class _PbsScriptReader:
 
     def __init__(self, notes: ProblemNotes, kept: TranslationNotes) -> None:
         self._notes, self._kept = notes, kept
-        self._found: dict[str, SlurmOption] = {}
+        self._found: dict[str, ScriptOption] = {}
         self._resources: dict[str, tuple[str, SourceMark]] = {}
         self._env: dict[str, str] = {}
         self._marks: dict[str, SourceMark] = {}
 
-    def take(self, option: SlurmOption) -> None:
+    def take(self, option: ScriptOption) -> None:
         """Keep an option that is translated, and say what becomes of any other."""
         name = option.name
         if name in _REFUSED:
@@ -177,7 +177,7 @@ class _PbsScriptReader:
             hint = "`man qsub` lists its options"
             self._notes.add(option.mark, f"qsub has no option -{name}", suggestion=hint)
 
-    def _take_resources(self, option: SlurmOption) -> None:
+    def _take_resources(self, option: ScriptOption) -> None:
         """Keep the resources of -l, such as walltime=1:00:00,mem=4gb or nodes=2:ppn=4."""
         for part in option.value.split(","):
             name, given, value = part.partition("=")
@@ -187,13 +187,13 @@ class _PbsScriptReader:
             else:
                 self._resources[name.strip()] = value.strip(), option.mark
 
-    def _take_attributes(self, option: SlurmOption) -> None:
+    def _take_attributes(self, option: ScriptOption) -> None:
         name = option.value.partition("=")[0]
         refused, reason = _ATTRIBUTES.get(name, (False, _CLUSTER))
         say = self._kept.refuse if refused else self._kept.note
         say(option.mark, f"-W {name}", reason)
 
-    def _take_variables(self, option: SlurmOption) -> None:
+    def _take_variables(self, option: ScriptOption) -> None:
         self._marks["env"] = option.mark
         for part in option.value.split(","):
             name, given, value = part.partition("=")
@@ -361,7 +361,7 @@ class _PbsScriptReader:
         if len(alike) > 1:
             reason = "its nodes differ, and all nodes of a job are alike; `group` joins several"
             self._kept.refuse(mark, "-l select", reason)
-        return _with(chunks[0], count=sum(each.count for each in chunks))
+        return replace(chunks[0], count=sum(each.count for each in chunks))
 
     def _read_nodes(self, text: str, mark: SourceMark) -> _Chunk:
         """Read Torque's form: 2:ppn=8:gpus=1."""
@@ -388,15 +388,16 @@ class _PbsScriptReader:
         for name, value in values.items():
             if name in ("ncpus", "ppn", "procs"):
                 cpus = self._whole(name, value, mark)
-                more = {} if name == "ncpus" else {"processes": cpus}
-                chunk = _with(chunk, cpus=cpus, is_stated=True, **more)
-            elif name in ("mpiprocs", "ngpus", "gpus"):
-                key = "processes" if name == "mpiprocs" else "gpus"
-                chunk = _with(chunk, **{key: self._whole(name, value, mark)})
+                processes = chunk.processes if name == "ncpus" else cpus
+                chunk = replace(chunk, cpus=cpus, is_stated=True, processes=processes)
+            elif name == "mpiprocs":
+                chunk = replace(chunk, processes=self._whole(name, value, mark))
+            elif name in ("ngpus", "gpus"):
+                chunk = replace(chunk, gpus=self._whole(name, value, mark))
             elif name in ("mem", "vmem", "pmem"):
-                chunk = _with(chunk, memory_mib=self._read_size(name, value, mark))
+                chunk = replace(chunk, memory_mib=self._read_size(name, value, mark))
             elif name in ("gpu_type", "gpu_model", "gputype", "accelerator_model"):
-                chunk = _with(chunk, kind=value)
+                chunk = replace(chunk, kind=value)
             elif name != "ompthreads":
                 reason = _UNUSED.get(name, f"{_CLUSTER}; --gpu, --region and others choose a node")
                 self._kept.note(mark, f"-l {name}", reason)
@@ -429,9 +430,3 @@ class _PbsScriptReader:
             reason = f"{found.problem}; --gpu NAME:COUNT replaces it"
             self._kept.refuse(self._marks["resources.gpu"], "-l select", reason)
         return found.needs
-
-
-def _with(chunk: _Chunk, **changes: Any) -> _Chunk:
-    from cavvy.domain.values import replace
-
-    return replace(chunk, **changes)

@@ -28,16 +28,14 @@ from cavvy.domain.values import replace
 from cavvy.importers.common_fields import find_needs
 from cavvy.importers.kept_keys import TranslationNotes
 from cavvy.importers.own_rules import check_task
+from cavvy.importers.script_lines import DirectiveError, ScriptOption, split_words
 from cavvy.importers.slurm.directives import (
     SWITCHES,
-    DirectiveError,
-    SlurmOption,
     list_late,
     read_gpus,
     read_mib,
     read_minutes,
     read_options,
-    split_words,
 )
 from cavvy.spec.fields.arrays import read_indices
 from cavvy.spec.fields.kinds import WrongValue
@@ -123,7 +121,7 @@ def translate(text: str, notes: ProblemNotes) -> Translation:
     except DirectiveError as error:
         notes.add(error.mark, error.message, expected=error.expected)
         return Translation(kind=Dialect.SLURM, what="batch script")
-    found: dict[str, SlurmOption] = {}
+    found: dict[str, ScriptOption] = {}
     for option in options:
         _sort(option, found, notes, kept)
     for mark in list_late(text):
@@ -170,8 +168,8 @@ def _write(name: str, word: str, text: str) -> str:
 
 
 def _sort(
-    option: SlurmOption,
-    found: dict[str, SlurmOption],
+    option: ScriptOption,
+    found: dict[str, ScriptOption],
     notes: ProblemNotes,
     kept: TranslationNotes,
 ) -> None:
@@ -194,7 +192,7 @@ class _ScriptReader:
     """Reads the values of the options."""
 
     def __init__(
-        self, found: Mapping[str, SlurmOption], notes: ProblemNotes, kept: TranslationNotes
+        self, found: Mapping[str, ScriptOption], notes: ProblemNotes, kept: TranslationNotes
     ) -> None:
         self._found, self._notes, self._kept = found, notes, kept
 
@@ -216,9 +214,6 @@ class _ScriptReader:
         limit = round(minutes * 60) if minutes else 0
         # A script that requeues itself has its time anew in each run, which `node_tools` measures.
         ends = "scontrol requeue" not in text and "requeue" not in self._found
-        retry = RetryPolicy()
-        if "no-requeue" in self._found:
-            retry = RetryPolicy(preemption=0, node=0)
         task = TaskSpec(
             name=slug(name) or "",
             run=text,
@@ -233,15 +228,10 @@ class _ScriptReader:
                 memory_min_mib=memory,
             ),
             limits=JobLimits(duration=timedelta(seconds=limit) if limit and ends else None),
-            retry=retry,
+            retry=self._find_retry(),
             grace=timedelta(seconds=ahead) if ahead else timedelta(seconds=10),
         )
-        marks = {
-            key: self._found[named[0]].mark
-            for key, names in _KEYS.items()
-            if (named := [each for each in names if each in self._found])
-        }
-        check_task(task, marks, SourceMark(line=1, column=1), self._notes)
+        check_task(task, self._find_marks(), SourceMark(line=1, column=1), self._notes)
         if len(self._notes):
             return None, {}
         plan = {
@@ -267,6 +257,19 @@ class _ScriptReader:
             "array": indices,
         }
         return task, plan
+
+    def _find_marks(self) -> dict[str, SourceMark]:
+        """Return the option that says the value of each key of a task file."""
+        return {
+            key: self._found[named[0]].mark
+            for key, names in _KEYS.items()
+            if (named := [each for each in names if each in self._found])
+        }
+
+    def _find_retry(self) -> RetryPolicy:
+        if "no-requeue" in self._found:
+            return RetryPolicy(preemption=0, node=0)
+        return RetryPolicy()
 
     def _text(self, name: str) -> str:
         option = self._found.get(name)

@@ -6,18 +6,18 @@ import re
 import shlex
 from collections.abc import Iterator
 
-from cavvy.domain.values import Struct
+from cavvy.importers.script_lines import (
+    MOST_CHARACTERS,
+    DirectiveError,
+    ScriptOption,
+    split_words,
+    take_line,
+)
 from cavvy.spec.problems import SourceMark
 
 _MOST_DIGITS = 7  # of a part of a time; a larger one cannot be computed with
-MOST_CHARACTERS = 1 << 16  # of all lines of #SBATCH together: shlex is slow
 _MOST_LATE = 20  # lines that are named because they do not count
 _LINE = re.compile(r"#SBATCH(?P<gap>\s+)(?P<words>.*)")
-
-
-def split_words(text: str) -> frozenset[str]:
-    """Return the words of a text."""
-    return frozenset(text.split())
 
 
 # the short form of each option that has one
@@ -36,23 +36,7 @@ SWITCHES = split_words(
 )
 
 
-class SlurmOption(Struct, frozen=True):
-    """One option of a batch script, by its long name; `value` is "" for a switch."""
-
-    name: str
-    value: str
-    mark: SourceMark
-
-
-class DirectiveError(ValueError):
-    """A line that sbatch would refuse."""
-
-    def __init__(self, mark: SourceMark, message: str, expected: str = "") -> None:
-        super().__init__(message)
-        self.mark, self.message, self.expected = mark, message, expected
-
-
-def read_options(text: str) -> Iterator[SlurmOption]:
+def read_options(text: str) -> Iterator[ScriptOption]:
     """Yield the options of a script in the order of their lines. As with sbatch, only lines before
     the first command count, and later lines of an option win. Raises DirectiveError.
     """
@@ -65,15 +49,6 @@ def read_options(text: str) -> Iterator[SlurmOption]:
             yield from _read_line(found["words"], number, found.start("words") + 1)
 
 
-def take_line(left: int, line: str, number: int) -> int:
-    """Return how many of the characters `left` there are after this line. Raises DirectiveError."""
-    if len(line) > left:
-        word, expected = line.split(maxsplit=1)[0], f"at most {MOST_CHARACTERS:,} characters"
-        mark = SourceMark(line=number, column=1)
-        raise DirectiveError(mark, f"the lines of {word} are too long together", expected)
-    return left - len(line)
-
-
 def list_late(text: str) -> Iterator[SourceMark]:
     """Yield the first lines of #SBATCH after the first command, which sbatch ignores."""
     begun, left = False, _MOST_LATE
@@ -84,7 +59,7 @@ def list_late(text: str) -> Iterator[SourceMark]:
             yield SourceMark(line=number, column=1)
 
 
-def _read_line(text: str, line: int, column: int) -> Iterator[SlurmOption]:
+def _read_line(text: str, line: int, column: int) -> Iterator[ScriptOption]:
     mark = SourceMark(line=line, column=column)
     try:
         words = shlex.split(text, comments=True)
@@ -104,7 +79,7 @@ def _read_line(text: str, line: int, column: int) -> Iterator[SlurmOption]:
             if not words:
                 raise DirectiveError(mark, f"--{name} has no value", f"--{name}=VALUE")
             value = words.pop(0)
-        yield SlurmOption(name, value, mark)
+        yield ScriptOption(name, value, mark)
 
 
 def read_minutes(text: str) -> float | None:

@@ -296,17 +296,21 @@ def make_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
     if int(env.get("CAVVY_ATTEMPT", "1")) > 1:
         values["SLURM_RESTART_COUNT"] = int(env["CAVVY_ATTEMPT"]) - 1
     if "CAVVY_ARRAY_INDEX" in env:
-        array = zlib.crc32(env.get("CAVVY_ARRAY_JOB", plan["name"]).encode())
-        indices = plan["array"]
-        values |= {
-            "SLURM_ARRAY_JOB_ID": array % 90_000_000 + 10_000_000,
-            "SLURM_ARRAY_TASK_ID": env["CAVVY_ARRAY_INDEX"],
-            "SLURM_ARRAY_TASK_COUNT": indices["count"],
-            "SLURM_ARRAY_TASK_MIN": indices["least"],
-            "SLURM_ARRAY_TASK_MAX": indices["most"],
-            "SLURM_ARRAY_TASK_STEP": indices["step"],
-        }
+        values.update(_list_array_variables(plan))
     return {name: str(value) for name, value in values.items()}
+
+
+def _list_array_variables(plan: dict[str, Any]) -> dict[str, Any]:
+    array = zlib.crc32(os.environ.get("CAVVY_ARRAY_JOB", plan["name"]).encode())
+    indices = plan["array"]
+    return {
+        "SLURM_ARRAY_JOB_ID": array % 90_000_000 + 10_000_000,
+        "SLURM_ARRAY_TASK_ID": os.environ["CAVVY_ARRAY_INDEX"],
+        "SLURM_ARRAY_TASK_COUNT": indices["count"],
+        "SLURM_ARRAY_TASK_MIN": indices["least"],
+        "SLURM_ARRAY_TASK_MAX": indices["most"],
+        "SLURM_ARRAY_TASK_STEP": indices["step"],
+    }
 
 
 def make_pbs_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
