@@ -59,14 +59,18 @@ def translate_script(dialect: Dialect, text: str, notes: "ProblemNotes") -> Tran
 
 
 def translate_compose(
-    root: "Node", folder: Path, environ: Mapping[str, str], notes: "ProblemNotes"
+    root: "Node",
+    folder: Path,
+    environ: Mapping[str, str],
+    named: Mapping[str, str],
+    notes: "ProblemNotes",
 ) -> "ComposeTasks":
-    """Translate a Compose file in this folder. `environ` contains this machine's variables, which
-    the file may name. Raises SpecError and OSError.
+    """Translate a Compose file in this folder. `environ` contains this machine's variables, and
+    `named` those that the command line names. Raises SpecError and OSError.
     """
     from cavvy.importers.compose.files import translate as translate_services
 
-    return translate_services(root, folder, environ, notes)
+    return translate_services(root, folder, environ, named, notes)
 
 
 def add_profile(text: str) -> "ProfiledText":

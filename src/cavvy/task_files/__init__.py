@@ -270,6 +270,7 @@ def _load_compose(
     file, since only this machine has the files and variables that the Compose file names.
     """
     from cavvy.importers import translate_compose
+    from cavvy.spec.overrides import read_variables
     from cavvy.spec.tree import check_single, compose_all
 
     notes = ProblemNotes(str(file), text.removeprefix("\ufeff"), now)
@@ -279,7 +280,8 @@ def _load_compose(
         root = check_single(compose_all(notes.text, notes), notes)
         notes.check()
         assert root is not None
-        made = translate_compose(root, file.resolve().parent, os.environ, notes)
+        named = read_variables(options.overrides)
+        made = translate_compose(root, file.resolve().parent, os.environ, named, notes)
     except SpecError as error:
         raise SpecError(error.problems, guess) from None
     whole = "\n---\n".join(made.texts) + "\n"

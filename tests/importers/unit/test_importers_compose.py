@@ -278,3 +278,50 @@ def test_the_tool_can_be_named(folder: Path) -> None:
     (folder / "a.yaml").write_text("services:\n  a: {image: x, run: y}\n")
     with pytest.raises(SpecError, match="has no key 'run'"):
         load_tasks(folder / "a.yaml", options=ReadOptions(dialect="compose"))
+
+
+WANTS = [
+    "environment: [API_TOKEN]",
+    "environment: {API_TOKEN: }",
+    'environment: {A: "${API_TOKEN}"}',
+    'command: echo "${API_TOKEN:?needed}"',
+    "build: {context: ., args: [API_TOKEN]}",
+]
+
+
+@pytest.mark.parametrize("lines", WANTS)
+def test_variables_of_this_machine_are_sent_only_by_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, lines: str
+) -> None:
+    """Docker Compose starts its services here; jobs may run with anyone."""
+    monkeypatch.setenv("API_TOKEN", "from-here")
+    text = f"services:\n  web:\n    image: nginx\n    {lines}\n"
+    if lines.startswith("build"):
+        text = text.replace("    image: nginx\n", "")
+    told = complain(folder, text)
+    assert "--env API_TOKEN sends this one" in told
+    assert "from-here" not in told
+    named = ReadOptions(overrides='{"env": {"API_TOKEN": "named"}}')
+    [found] = load_tasks(folder / "compose.yaml", options=named)
+    build = found.task.image_build
+    taken = [found.task.run, *found.task.env.values(), *(build.args.values() if build else ())]
+    assert any("named" in each for each in taken)
+    assert not any("from-here" in each for each in taken)
+    (folder / ".env").write_text("API_TOKEN=beside\n")
+    assert "from-here" not in str(read(folder, text))
+
+
+def test_a_default_is_taken_although_this_machine_has_the_variable(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PORT", "9999")
+    task = read_one(folder, 'environment: {A: "${PORT:-3000}", B: "${PORT:+set}"}')
+    assert task.env == {"A": "3000", "B": ""}
+    assert "--env PORT sends it" in list_notes(folder)
+
+
+def test_dot_env_is_no_link_out_of_the_folder(folder: Path) -> None:
+    (folder.parent / "keys").write_text("TOKEN=secret\n")
+    (folder / ".env").symlink_to("../keys")
+    told = complain(folder, "services:\n  web: {image: nginx, environment: {A: x}}\n")
+    assert ".env is a link out of the folder" in told

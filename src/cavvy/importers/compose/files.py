@@ -90,14 +90,21 @@ class _Service(Struct, frozen=True, kw_only=True):
 
 
 def translate(
-    root: Node, folder: Path, environ: Mapping[str, str], notes: ProblemNotes
+    root: Node,
+    folder: Path,
+    environ: Mapping[str, str],
+    named: Mapping[str, str],
+    notes: ProblemNotes,
 ) -> ComposeTasks:
-    """Translate a Compose file in this folder. `environ` has the variables of this machine.
-    Mistakes, and what cannot be kept, are added to `notes`. Raises SpecError.
+    """Translate a Compose file in this folder. `environ` has the variables of this machine, and
+    `named` those that the command line names. Mistakes, and what cannot be kept, are added to
+    `notes`. Raises SpecError.
     """
     kept = TranslationNotes()
-    reader = ComposeReader(folder, {**read_dot_env(folder), **environ}, notes, kept)
-    services = _read_services(root, reader)
+    variables = {**read_dot_env(folder, notes), **named}
+    reader = ComposeReader(folder, variables, environ, notes, kept)
+    profiles = environ.get(_PROFILES) or variables.get(_PROFILES) or ""
+    services = _read_services(root, {each.strip() for each in profiles.split(",")}, reader)
     notes.check()
     project = reader.text(root.get("name")) if isinstance(root, MapNode) else ""
     project = slug(project or folder.resolve().name) or "compose"
@@ -112,7 +119,7 @@ def translate(
     return ComposeTasks(texts=tuple(texts), kept=kept.list_kept(), notes=tuple(said))
 
 
-def _read_services(root: Node, reader: ComposeReader) -> dict[str, _Service]:
+def _read_services(root: Node, active: set[str], reader: ComposeReader) -> dict[str, _Service]:
     """Return the services whose profiles are active, in the order of the file."""
     notes = reader.notes
     entries = root.entries if isinstance(root, MapNode) else ()
@@ -129,7 +136,6 @@ def _read_services(root: Node, reader: ComposeReader) -> dict[str, _Service]:
     if not isinstance(table, MapNode) or not table.entries:
         notes.add(root.mark, "the file has no services", expected="a table `services`")
         return {}
-    active = {each.strip() for each in (reader.find(_PROFILES) or "").split(",")}
     found: dict[str, _Service] = {}
     for key, value in table.entries:
         if not isinstance(value, MapNode):
@@ -138,7 +144,7 @@ def _read_services(root: Node, reader: ComposeReader) -> dict[str, _Service]:
             )
             continue
         profiles = set(reader.texts(value.get("profiles")))
-        if profiles and not profiles & {*active} and "*" not in active:
+        if profiles and not profiles & active and "*" not in active:
             names = ",".join(sorted(profiles))
             reason = f"its profile is not active; {_PROFILES}={names} before `cavvy` adds it"
             reader.kept.note(key.mark, f"services.{key.text}", reason)

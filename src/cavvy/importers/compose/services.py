@@ -137,8 +137,8 @@ def _read_build(node: Node | None, reader: ComposeReader) -> ImageBuild | None:
             hint = "build the image yourself, push it, and name it in `image`"
             reader.notes.add(key.mark, message, suggestion=hint)
     args: dict[str, str] = {}
-    for name, value, _ in reader.pairs(node.get("args")):
-        args[name] = reader.find(name) or "" if value is None else value
+    for name, value, mark in reader.pairs(node.get("args")):
+        args[name] = reader.find(name, mark) or "" if value is None else value
     return ImageBuild(
         path=_inside(reader.text(node.get("context")) or ".", node.mark, reader),
         dockerfile=reader.text(node.get("dockerfile")) or "Dockerfile",
@@ -205,7 +205,7 @@ def _read_env(table: MapNode, reader: ComposeReader) -> dict[str, str]:
         path = reader.text(each.get("path") if isinstance(each, MapNode) else each)
         env |= reader.read_env_file(path, each.mark, required=required)
     for name, value, mark in reader.pairs(table.get("environment")):
-        found = reader.find(name) if value is None else value
+        found = reader.find(name, mark) if value is None else value
         if found is None:
             reason = "the variable has no value here, so it is not set"
             reader.kept.note(mark, f"environment.{name}", reason)

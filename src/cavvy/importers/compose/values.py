@@ -4,7 +4,7 @@ https://docs.docker.com/compose/how-tos/environment-variables/variable-interpola
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 from cavvy.importers.kept_keys import TranslationNotes
@@ -20,17 +20,21 @@ _MOST_BYTES = 1 << 20
 
 
 class ComposeReader:
-    """Reads nodes of the file. `variables` are those of `.env` and of this machine."""
+    """Reads nodes of the file. `variables` are those of `.env`, and those that the command line
+    has named. Others of this machine (`machine`) do not leave it, since a file that was cloned may
+    name any token.
+    """
 
     def __init__(
         self,
         folder: Path,
         variables: Mapping[str, str],
+        machine: Container[str],
         notes: ProblemNotes,
         kept: TranslationNotes,
     ) -> None:
         self.folder, self.notes, self.kept = folder, notes, kept
-        self._variables = variables
+        self._variables, self._machine = variables, machine
 
     def text(self, node: Node | None) -> str:
         """Return a value as a string, or "" if it is absent or no scalar, which is noted."""
@@ -59,14 +63,17 @@ class ComposeReader:
             name, given, text = self.text(each).partition("=")
             yield name, text if given else None, each.mark
 
-    def find(self, name: str) -> str | None:
-        """Return the value of a variable of this machine or of `.env`."""
+    def find(self, name: str, mark: SourceMark) -> str | None:
+        """Return the value of a variable, or None. One that only this machine has is refused."""
+        if name not in self._variables and name in self._machine:
+            reason = f"variables of this machine are not sent; --env {name} sends this one"
+            self.kept.refuse(mark, name, f"{reason}, or write it in {_ENV} beside the file")
         return self._variables.get(name)
 
     def read_env_file(self, path: str, mark: SourceMark, *, required: bool) -> dict[str, str]:
         """Return the variables of a file beside the Compose file."""
-        file = (self.folder / path).resolve()
-        if not file.is_relative_to(self.folder.resolve()):
+        file = find_inside(self.folder, path)
+        if file is None:
             message = f"{path} is outside of the folder of this file, which is not read"
             self.notes.add(mark, message, suggestion="copy it into the folder")
             return {}
@@ -84,15 +91,22 @@ class ComposeReader:
             if found["dollar"]:
                 return "$"
             name = found["plain"] or found["name"]
-            value, how, other = self.find(name), found["how"] or "", found["other"] or ""
+            how, other = found["how"] or "", found["other"] or ""
+            if how.endswith(("-", "+")):
+                value = self._variables.get(name)
+                if value is None and name in self._machine:
+                    reason = f"its value on this machine is not used; --env {name} sends it"
+                    self.kept.note(mark, name, reason)
+            else:
+                value = self.find(name, mark)
             there = value if how.startswith(":") else value is not None
             if how.endswith("+"):
                 return other if there else ""
             if there or (value is not None and not how):
                 return value or ""
-            if how.endswith("?"):
+            if how.endswith("?") and name not in self._machine:
                 self.notes.add(mark, f"the variable {name} is not set: {other}")
-            elif not how:
+            elif not how and name not in self._machine:
                 reason = f"the variable is not set, so it is empty; set it, or write it in {_ENV}"
                 self.kept.note(mark, name, reason)
             return other if how.endswith("-") else ""
@@ -121,10 +135,20 @@ def read_variables(file: Path) -> dict[str, str]:
     return found
 
 
-def read_dot_env(folder: Path) -> dict[str, str]:
+def read_dot_env(folder: Path, notes: ProblemNotes) -> dict[str, str]:
     """Return the variables of the file `.env` in the folder, or {} without it."""
-    file = folder / _ENV
+    file = find_inside(folder, _ENV)
+    if file is None:
+        message = f"{_ENV} is a link out of the folder of this file, which is not read"
+        notes.add(SourceMark(line=1, column=1), message, suggestion="copy it into the folder")
+        return {}
     try:
         return read_variables(file) if file.is_file() else {}
     except OSError:
         return {}
+
+
+def find_inside(folder: Path, path: str) -> Path | None:
+    """Return where a path in the folder leads, or None if this is outside of the folder."""
+    file = (folder / path).resolve()
+    return file if file.is_relative_to(folder.resolve()) else None
