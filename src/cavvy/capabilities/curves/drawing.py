@@ -4,6 +4,8 @@ patterns, U+2800 and following).
 
 from collections.abc import Sequence
 
+from cavvy.domain.units import format_number
+
 _BLANK = 0x2800
 # the bits of the dots of a character, by column and row (The Unicode Standard, chapter 21.1)
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
@@ -18,7 +20,11 @@ def draw(
     across = [value for xs, _ in lines for value in xs]
     up = [value for _, ys in lines for value in ys]
     left, right, low, high = min(across), max(across), min(up), max(up)
-    labels = {0: _show(high), height - 1: _show(low)} if height > 1 else {0: _show(high)}
+    labels = (
+        {0: format_number(high), height - 1: format_number(low)}
+        if height > 1
+        else {0: format_number(high)}
+    )
     margin = max(map(len, labels.values()))
     columns = max(8, width - margin - 2)
     dots = [[0] * columns for _ in range(height)]
@@ -42,7 +48,7 @@ def draw(
         )
         for number, row in enumerate(dots)
     ]
-    first, last = _show(left), _show(right)
+    first, last = format_number(left), format_number(right)
     gap = " " * max(1, columns - len(first) - len(last))
     return [*rows, f"{'':>{margin}}  {first}{gap}{last}"]
 
@@ -54,7 +60,3 @@ def _between(one: tuple[int, int], two: tuple[int, int]) -> list[tuple[int, int]
         (x + round((two[0] - x) * each / steps), y + round((two[1] - y) * each / steps))
         for each in range(steps + 1)
     ]
-
-
-def _show(value: float) -> str:
-    return f"{value:.0f}" if value == round(value) and abs(value) < 1e7 else f"{value:.4g}"

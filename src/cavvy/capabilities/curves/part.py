@@ -16,13 +16,13 @@ from cavvy.client.array_wire import ArrayMemberView
 from cavvy.client.wire import JobDetail
 from cavvy.console import charts
 from cavvy.console.pages.page import ENDED, PagePart, is_update, memory_of
+from cavvy.domain.units import format_number
 
 _POINTS = 600  # of a curve; a chart is about so many pixels wide
 _MOST_LINES = 6  # of a chart, which have colours of their own
 _MOST_CHARTS = 40
 _LABELS = 6  # below a chart
 _KEPT_S = 5.0  # of the curves of several jobs
-_ENDINGS = ((1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 
 class _ChartChoice(NamedTuple):
@@ -113,7 +113,7 @@ def chart_of(found: Sequence[Curve], choice: _ChartChoice) -> charts.Chart:
         )
         for number, (_, points) in reversed([*enumerate(known)])
     ]
-    show_y: Callable[[float], str] = (lambda y: f"{10**y:.3g}") if choice.is_log else _show
+    show_y: Callable[[float], str] = (lambda y: f"{10**y:.3g}") if choice.is_log else format_number
     return charts.Chart(
         charts.CURVES_PX,
         bars=(),
@@ -129,7 +129,7 @@ def chart_of(found: Sequence[Curve], choice: _ChartChoice) -> charts.Chart:
         curves=drawn,
         columns=("Line", "Values", "Lowest", "Highest", "Last"),
         lines=[
-            (name, str(each.count), *map(_show, (each.low, each.high, each.last)))
+            (name, str(each.count), *map(format_number, (each.low, each.high, each.last)))
             for (name, _), each in zip(lines, found, strict=True)
         ],
     )
@@ -182,14 +182,7 @@ def _ticks(low: float, high: float) -> Sequence[float]:
 
 def _show_x(value: float, choice: _ChartChoice) -> str:
     if choice.by == "step":
-        return _show(value)
+        return format_number(value)
     if value < 120:
         return f"{value:g} s"
     return f"{value / 60:g} min" if value < 7200 else f"{value / 3600:.3g} h"
-
-
-def _show(value: float) -> str:
-    for size, ending in _ENDINGS:
-        if abs(value) >= size:
-            return f"{value / size:.3g}{ending}"
-    return f"{value:.0f}" if value == round(value) else f"{value:.4g}"
