@@ -822,4 +822,5 @@ class ServerView(Answer, frozen=True, kw_only=True):
     keep_audit_days: int | None = None
     removes_old_from: datetime | None = None
     long_threads: list[str] = []  # calls in threads of the server that have not ended in time
+    capability_faults: list[str] = []  # what capabilities could not do since the server started
     problem: str = ""

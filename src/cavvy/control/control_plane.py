@@ -69,6 +69,7 @@ from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import Delivery, EdgeStep, TaskSpec
 from cavvy.domain.values import Struct, field, replace
 from cavvy.frame.discover import load_all, say_left_out
+from cavvy.frame.faults import note_fault
 from cavvy.providers.abilities import (
     CLOSEABLE,
     RUNS_AGENTS_HERE,
@@ -173,9 +174,11 @@ class ControlPlane:
         self.reservations = ReservationService(store, self.pool, clock, self.maintenance, self.hint)
         self.services, self._serving = self._make_serving()
         self._tasks = ProviderTasks(clock, self._look_at)
-        self._own = list(self._make_own())
+        found = list(self._make_own())
+        self._own = [made for _, made in found]
+        self._capabilities = {id(made): name for name, made in found}
 
-    def _make_own(self) -> Iterator[OwnReconciler]:
+    def _make_own(self) -> Iterator[tuple[str, OwnReconciler]]:
         parts = ControlParts(
             store=self._store,
             clock=self._clock,
@@ -197,7 +200,10 @@ class ControlPlane:
                 say_left_out(capability, "its reconciler", error)
             else:
                 if made is not None:
-                    yield made
+                    yield capability.name, made
+
+    def _note_fault(self, own: OwnReconciler, what: str, error: Exception) -> None:
+        note_fault(self._capabilities[id(own)], f"{what} ({type(own).__name__})", error)
 
     def find(self, kind: type[_T]) -> _T | None:
         """Return the reconciler of this type that a capability has contributed, or None."""
@@ -525,8 +531,8 @@ class ControlPlane:
                 keys += await each.unfinished()
             except StoreError:
                 raise
-            except Exception:  # noqa: BLE001 - code of others raises anything
-                _log.exception("%s does not say what it has to do", type(each).__name__)
+            except Exception as error:  # noqa: BLE001 - code of others raises anything
+                self._note_fault(each, "does not say what it has to do", error)
         for key in keys:
             if self._concerns_me(key):
                 self._driver.hint(key, after.get(key, _NOW))
@@ -640,7 +646,13 @@ class ControlPlane:
             if is_kind(key):
                 return await reconcile(key)
         if (owner := self._find_owner(key)) is not None:
-            return await owner.reconcile(key)
+            try:
+                return await owner.reconcile(key)
+            except StoreError:
+                raise
+            except Exception as error:
+                self._note_fault(owner, "fails in its work", error)
+                raise
         again = await self._jobs.reconcile(key)
         await self._serving.note_job(key)
         return again

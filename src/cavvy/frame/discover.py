@@ -74,12 +74,10 @@ def read_rows(table: str, pick: Callable[[Capability], str]) -> Iterator[Mapping
 
 
 def say_left_out(capability: Capability, what: str, why: object) -> None:
-    """Write to the log that something of a capability is not used."""
-    import logging  # which commands need not import
+    """Write to the log that something of a capability is not used, and keep it for the status."""
+    from cavvy.frame.faults import note_fault  # its logging is an import that commands need not
 
-    text = f"{type(why).__name__}: {why}" if isinstance(why, Exception) else why
-    log = logging.getLogger(__name__)
-    log.error("the capability %s works without %s: %s", capability.name, what, text)
+    note_fault(capability.name, f"works without {what}", why)
 
 
 def _list_own() -> Sequence[str]:

@@ -40,6 +40,7 @@ _PATIENCE = {
 # transaction for longer; see `allow_pauses`.
 _ABANDONED_S = 20
 _T = TypeVar("_T")
+_ABORTED = 3  # psycopg's status INERROR: a statement of the transaction has failed
 _STREAMED = 2000  # rows that a query with many rows fetches at once
 
 
@@ -84,13 +85,24 @@ class DatabaseDriver(Struct, frozen=True, kw_only=True):
         return raw
 
 
+class _Part:
+    """A part of a transaction, whose statements can be undone without the others."""
+
+    __slots__ = ("before", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False  # whether it has a savepoint
+        self.before: Exception | None = None  # the error of a statement before it
+
+
 class DatabaseSession:
     """One thread's connection. Hides the differences between the two drivers' connections."""
 
-    __slots__ = ("_raw", "_readonly", "_statements", "_waits", "driver")
+    __slots__ = ("_part", "_raw", "_readonly", "_statements", "_waits", "driver")
 
     def __init__(self, driver: DatabaseDriver, *, readonly: bool, waits: bool = True) -> None:
         self._readonly, self._waits = readonly, waits
+        self._part: _Part | None = None  # the part of the transaction that `contain` runs
         self.driver = driver
         self._connect()
 
@@ -105,6 +117,7 @@ class DatabaseSession:
         return self
 
     def run(self, sql: str, values: Sequence[object] = ()) -> SqlCursor:
+        self._begin_part()
         if self._statements is not None:
             return self._statements.run(sql, values)
         cursor: SqlCursor = self._raw.execute(sql, values)
@@ -128,6 +141,7 @@ class DatabaseSession:
         statement travels with the next one, which raises its error. If the statement changes or
         finds fewer than `least` rows, `fewer` is raised.
         """
+        self._begin_part()
         if self._statements is not None:
             self._statements.run_later(sql, values, fewer, least)
         elif self._raw.execute(sql, values).rowcount < least and fewer is not None:
@@ -135,12 +149,14 @@ class DatabaseSession:
 
     def run_all(self, statements: Sequence[tuple[str, Sequence[object]]]) -> Sequence[SqlCursor]:
         """Run several statements and return their results, for PostgreSQL in one message."""
+        self._begin_part()
         if self._statements is None:
             return [self.run(sql, values) for sql, values in statements]
         return self._statements.run_all(statements)
 
     def stream(self, sql: str) -> Iterator[Row]:
         """Run a query in the open transaction, and yield its rows, read in small batches."""
+        self._begin_part()
         if self.driver.is_sqlite:
             yield from self._raw.execute(sql)
             return
@@ -151,6 +167,7 @@ class DatabaseSession:
 
     def insert_all(self, table: str, columns: str, rows: Iterable[Row]) -> None:
         """Insert many rows, in the open transaction. The rows can refer to each other."""
+        self._begin_part()
         if self.driver.is_sqlite:
             self._raw.execute("PRAGMA defer_foreign_keys=ON")
             marks = ", ".join("?" * (columns.count(",") + 1))
@@ -171,6 +188,58 @@ class DatabaseSession:
             self._raw.execute("BEGIN IMMEDIATE")
         else:
             self._statements.run_later("BEGIN", ())
+
+    def contain(self, work: Callable[[], None]) -> Exception | None:
+        """Call `work` in the open transaction. If it raises, undo what its statements have changed,
+        and return the error: the transaction goes on as if `work` had not been called.
+
+        Raises what the transaction itself cannot go on after: errors of the statements before it, a
+        full disk, a lost connection, and an abort by PostgreSQL after which everything is repeated.
+        """
+        part = self._part = _Part()
+        try:
+            work()
+            if part.is_open and self._statements is not None:
+                self._statements.run_all(())  # raises the errors of what was put off
+                if self._raw.info.transaction_status == _ABORTED:
+                    raise RuntimeError("it goes on after a statement has failed")
+        except Exception as error:
+            if part.before is not None:
+                raise part.before from None
+            if is_passing(error) or isinstance(translate(error, self.driver), StoreFull):
+                raise
+            if part.is_open:
+                self._undo_part(error)
+            return error
+        finally:
+            self._part = None
+        return None
+
+    def _begin_part(self) -> None:
+        """Set the savepoint of `contain` before the first statement of its work: most has none."""
+        part = self._part
+        if part is None or part.is_open:
+            return
+        try:
+            if self._statements is not None:
+                self._statements.run_all(())
+        except Exception as error:
+            part.before = error
+            raise
+        part.is_open = True
+        if self._statements is None:
+            self._raw.execute("SAVEPOINT part")
+        else:
+            self._statements.run_later("SAVEPOINT part", ())
+
+    def _undo_part(self, error: Exception) -> None:
+        """Undo what has changed since the savepoint. Raises `error` if the transaction is over."""
+        try:
+            if self._statements is not None:
+                self._statements.forget()
+            self._raw.execute("ROLLBACK TO SAVEPOINT part")
+        except Exception:  # noqa: BLE001 - the first error says why
+            raise error from None
 
     def allow_pauses(self) -> None:
         """Let the open transaction stay idle for as long as needed, while work outside the database

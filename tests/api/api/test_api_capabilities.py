@@ -8,6 +8,7 @@ import pytest
 from tests.api.api_state import open_api
 
 from cavvy.control import control_plane
+from cavvy.frame.capability import Capability
 
 
 class Broken:
@@ -31,10 +32,13 @@ async def test_a_reconciler_that_fails_keeps_no_server_from_starting(
 
     def load(pick: Any) -> Any:
         yield from found(pick)
-        yield None, Broken
+        yield Capability("reminders", "Be reminded."), Broken
 
     monkeypatch.setattr(control_plane, "load_all", load)
     async with open_api("memory", tmp_path) as api:
         made = await api.submit("{name: t, run: 'true'}")
         assert (await api.attempt(made["id"])).gang
-    assert "Broken does not say what it has to do" in caplog.text
+        status = await api.http.get("/v1/server")
+    said = "reminders: does not say what it has to do (Broken): KeyError: 'a row that it does not know'"
+    assert said in status.json()["capability_faults"]
+    assert "the capability reminders does not say what it has to do (Broken)" in caplog.text

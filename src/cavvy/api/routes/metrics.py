@@ -41,6 +41,7 @@ from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, Node
 from cavvy.domain.ledger import month_of
 from cavvy.domain.retention import AUDIT_SETTING, JOBS_SETTING
 from cavvy.domain.units import MICROS_PER_USD
+from cavvy.frame.faults import list_faults
 from cavvy.store.base import LedgerFilter, ProjectFilter, is_visible
 from cavvy.store.reserve import free_space
 from cavvy.telemetry import Figures, MetricsMissing, load_client, write_metrics
@@ -343,6 +344,7 @@ async def server(app_state: AppState, principal: Principal) -> wire.ServerView:
         keep_audit_days=app_state.settings.whole(AUDIT_SETTING),
         removes_old_from=await read_begin(app_state.store, app_state.now()),
         long_threads=app_state.long_threads() if inside else [],
+        capability_faults=[*list_faults()] if inside else [],
         problem=await asyncio.to_thread(_find_problem, app_state, inside),
     )
 
