@@ -22,11 +22,16 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 
+from cavvy.capabilities.simulation.traces.driver import run_job
+from cavvy.capabilities.simulation.traces.readers import (
+    MarketSeries,
+    TraceError,
+    make_world,
+    read_series,
+)
 from cavvy.domain.values import replace
 from cavvy.planner.spot.classic import find_policy
 from cavvy.planner.spot.view import JobTerms
-from cavvy.sim.traces.driver import run_job
-from cavvy.sim.traces.readers import MarketSeries, TraceError, make_world, read_series
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data"))

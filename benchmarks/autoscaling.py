@@ -29,10 +29,9 @@ from random import Random
 from typing import NamedTuple
 
 from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
-from cavvy.domain.values import asdict
-from cavvy.sim.serving.comparison import bound_replica_hours, scale_load
-from cavvy.sim.serving.requests import RequestTrace, read_requests
-from cavvy.sim.serving.rules import (
+from cavvy.capabilities.simulation.serving.comparison import bound_replica_hours, scale_load
+from cavvy.capabilities.simulation.serving.requests import RequestTrace, read_requests
+from cavvy.capabilities.simulation.serving.rules import (
     AibrixRule,
     DstackRule,
     KedaRule,
@@ -41,8 +40,13 @@ from cavvy.sim.serving.rules import (
     ScalingRule,
     SkyServeRule,
 )
-from cavvy.sim.serving.run import AutoscalerController, RuleController, run_service
-from cavvy.sim.serving.service import ServiceSetting
+from cavvy.capabilities.simulation.serving.run import (
+    AutoscalerController,
+    RuleController,
+    run_service,
+)
+from cavvy.capabilities.simulation.serving.service import ServiceSetting
+from cavvy.domain.values import asdict
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data"))

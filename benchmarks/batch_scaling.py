@@ -21,11 +21,15 @@ from random import Random
 from autoscaling import ASKED, read_trace
 
 from cavvy.autoscaler.terms import ScalingTerms, ServiceObservation
+from cavvy.capabilities.simulation.serving.requests import RequestTrace
+from cavvy.capabilities.simulation.serving.run import AutoscalerController, on_demand_market
+from cavvy.capabilities.simulation.serving.service import (
+    ServiceSetting,
+    SimulatedReplica,
+    SimulatedService,
+)
 from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.values import Struct, replace
-from cavvy.sim.serving.requests import RequestTrace
-from cavvy.sim.serving.run import AutoscalerController, on_demand_market
-from cavvy.sim.serving.service import ServiceSetting, SimulatedReplica, SimulatedService
 
 SLOW = BatchFit(slope_s=0.2, base_s=2.0, most=16)  # a full batch takes 5.2 s
 FAST = BatchFit(slope_s=0.005, base_s=0.2, most=32)  # 0.36 s

@@ -20,6 +20,7 @@ from os import cpu_count, environ
 from pathlib import Path
 from random import Random
 
+from cavvy.capabilities.simulation.traces.serving import SpotCapacity, read_capacity, serve, window
 from cavvy.domain.values import asdict
 from cavvy.planner.spot.serving import (
     PlacementPolicy,
@@ -28,7 +29,6 @@ from cavvy.planner.spot.serving import (
     SteadyPlacement,
     SteadyWeights,
 )
-from cavvy.sim.traces.serving import SpotCapacity, read_capacity, serve, window
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data"))

@@ -22,14 +22,10 @@ from policies_page import keep, make_page, read_results
 from spot import run_held_out
 from unseen import run_unseen
 
-from cavvy.planner.deadline.policy import PolicyMargins
-from cavvy.planner.spot.classic import find_policy
-from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, SpotHedge, SteadyPlacement
-from cavvy.planner.spot.view import JobTerms
-from cavvy.sim.traces.driver import NO_MARGINS, Knows, run_job
-from cavvy.sim.traces.fleet import read_jobs, read_pools, run_fleet
-from cavvy.sim.traces.optimum import find_optimum
-from cavvy.sim.traces.readers import (
+from cavvy.capabilities.simulation.traces.driver import NO_MARGINS, Knows, run_job
+from cavvy.capabilities.simulation.traces.fleet import read_jobs, read_pools, run_fleet
+from cavvy.capabilities.simulation.traces.optimum import find_optimum
+from cavvy.capabilities.simulation.traces.readers import (
     TraceWorld,
     list_traces,
     make_world,
@@ -38,14 +34,18 @@ from cavvy.sim.traces.readers import (
     read_prices,
     read_series,
 )
-from cavvy.sim.traces.serving import read_capacity, serve, window
-from cavvy.sim.traces.trials import (
+from cavvy.capabilities.simulation.traces.serving import read_capacity, serve, window
+from cavvy.capabilities.simulation.traces.trials import (
     TraceMarkets,
     TrialResult,
     list_settings,
     plan_trials,
     run_trials,
 )
+from cavvy.planner.deadline.policy import PolicyMargins
+from cavvy.planner.spot.classic import find_policy
+from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, SpotHedge, SteadyPlacement
+from cavvy.planner.spot.view import JobTerms
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data"))

@@ -18,10 +18,15 @@ from random import Random
 from typing import NamedTuple
 
 from cavvy.autoscaler.terms import ScalingTerms
-from cavvy.sim.serving.requests import RequestTrace
-from cavvy.sim.serving.rules import KedaRule
-from cavvy.sim.serving.run import AutoscalerController, RuleController, ServingScore, run_service
-from cavvy.sim.serving.service import ServiceSetting
+from cavvy.capabilities.simulation.serving.requests import RequestTrace
+from cavvy.capabilities.simulation.serving.rules import KedaRule
+from cavvy.capabilities.simulation.serving.run import (
+    AutoscalerController,
+    RuleController,
+    ServingScore,
+    run_service,
+)
+from cavvy.capabilities.simulation.serving.service import ServiceSetting
 
 HOUR_S, SERVICE_S, SLOTS, AIM = 3600.0, 8.0, 4, 0.95
 GRID = tuple(product((0.5, 0.7, 0.85, 1.0), (300, 900)))

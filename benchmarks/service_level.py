@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from autoscaling import TRACES, make_setting, read_trace
 
 from cavvy.autoscaler.terms import ScalingTerms, ServiceObservation
+from cavvy.capabilities.simulation.serving.requests import RequestTrace
+from cavvy.capabilities.simulation.serving.run import AutoscalerController, run_service
+from cavvy.capabilities.simulation.serving.service import SimulatedService
 from cavvy.domain.values import Struct, replace
-from cavvy.sim.serving.requests import RequestTrace
-from cavvy.sim.serving.run import AutoscalerController, run_service
-from cavvy.sim.serving.service import SimulatedService
 
 NAMES = ("azure-code", "azure-conv", "mooncake-conversation", "mooncake-synthetic")
 GOALS = (1.05, 1.5, 3.0)  # p, in multiples of the percentile 97.5 of the times of service

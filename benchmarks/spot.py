@@ -22,13 +22,9 @@ from functools import cache
 from pathlib import Path
 from random import Random
 
-from cavvy.domain.values import replace
-from cavvy.planner.deadline.policy import PolicyMargins
-from cavvy.planner.spot.classic import find_policy
-from cavvy.planner.spot.view import JobTerms
-from cavvy.sim.traces.driver import NO_MARGINS, Knows, run_job
-from cavvy.sim.traces.optimum import find_optimum
-from cavvy.sim.traces.readers import (
+from cavvy.capabilities.simulation.traces.driver import NO_MARGINS, Knows, run_job
+from cavvy.capabilities.simulation.traces.optimum import find_optimum
+from cavvy.capabilities.simulation.traces.readers import (
     MarketSeries,
     TraceWorld,
     make_world,
@@ -37,6 +33,10 @@ from cavvy.sim.traces.readers import (
     read_prices,
     read_series,
 )
+from cavvy.domain.values import replace
+from cavvy.planner.deadline.policy import PolicyMargins
+from cavvy.planner.spot.classic import find_policy
+from cavvy.planner.spot.view import JobTerms
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(os.environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data"))

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
 
+from cavvy.capabilities.simulation.traces.driver import NO_MARGINS, Knows, run_job
+from cavvy.capabilities.simulation.traces.readers import MarketSeries, TraceWorld, make_world
 from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.spot.classic import find_policy
 from cavvy.planner.spot.view import JobTerms, PolicyMarket
-from cavvy.sim.traces.driver import NO_MARGINS, Knows, run_job
-from cavvy.sim.traces.readers import MarketSeries, TraceWorld, make_world
 
 HOUR, GAP_S, TICKS, JOBS, WORK_HR = 3600.0, 300.0, 800, 24, 10.0
 RATIOS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95)  # prices of spot divided by on-demand's

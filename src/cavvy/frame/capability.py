@@ -29,6 +29,13 @@ class Command(NamedTuple):
     called: str = ""
 
 
+class Mode(NamedTuple):
+    """Another way to run a command of the core on a task."""
+
+    command: str  # a command of the core that has modes: plan
+    place: str  # a `cli.task.modes.CommandMode`, as MODULE:NAME
+
+
 class ConsolePage(NamedTuple):
     """A page of the web console."""
 
@@ -67,8 +74,11 @@ class Capability(NamedTuple):
     name: str  # the name of its folder
     summary: str  # a sentence: what users can do with it
     commands: tuple[Command, ...] = ()
+    modes: tuple[Mode, ...] = ()
     docs: tuple[str, ...] = ()  # its pages, as paths below `docs`
     needs: tuple[str, ...] = ()  # the capabilities on which it stands
+    # those that a part of it uses; without one, this part says what is missing, and the rest works
+    uses: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()  # its groups of routes (`api.routing.RouteGroup`)
     # path prefixes of its routes that check tokens themselves, such as those of devices: nodes and
     # devices reach them, too

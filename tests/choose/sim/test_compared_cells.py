@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 from click.testing import CliRunner
-from tests.sim.spot_worlds import data
+from tests.public_data import data
 
 from cavvy.cli.main import cli
 

@@ -38,4 +38,5 @@ CAPABILITY = Capability(
         ),
     ),
     docs=("reference/choosing.md",),
+    uses=("simulation",),
 )

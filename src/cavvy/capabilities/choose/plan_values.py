@@ -89,8 +89,14 @@ def _expect_overhead(seen: "MarketListing | None") -> "CostAssumption":
 def _use_of_trace(trace: UseTrace, folder: Path) -> "CostAssumption":
     """Run the jobs of a trace through the queue's policy, and return the share of GPU hours that
     they use."""
-    from cavvy.sim.traces.fleet import read_jobs, read_pools, run_fleet
-    from cavvy.sim.traces.readers import TraceError
+    try:
+        from cavvy.capabilities.simulation.traces.fleet import read_jobs, read_pools, run_fleet
+        from cavvy.capabilities.simulation.traces.readers import TraceError
+    except ModuleNotFoundError as error:
+        raise CostPlanError(
+            "use: a trace needs the capability simulation, which is not installed",
+            "state `use` as a number",
+        ) from error
 
     jobs, pools = folder / trace.jobs, folder / trace.pools
     try:

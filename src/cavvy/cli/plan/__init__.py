@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cavvy.cli.task.load import param_option, read_any_tasks, read_params
-from cavvy.cli.task.options import TaskCommand, load_options, task_options
+from cavvy.cli.task.modes import add_modes, find_mode
+from cavvy.cli.task.options import TaskCommand, task_options
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import output_option
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     metavar="SIZE",
     help="Size of the results to download at the end, such as 50GB, to include egress costs.",
 )
-@load_options
+@add_modes("plan")
 @param_option
 @click.option(
     "-p", "--project", default=None, help="The project; the default is the project in the file."
@@ -61,15 +62,14 @@ def command(
     param: tuple[str, ...],
     project: str | None,
     output: str,
-    **load: Any,
+    **of_modes: Any,
 ) -> None:
     """Rank the offers that a task could run on, with cost, time and reasons.
 
     The command launches no machines and costs no money. Estimates use the task's `work` and limits;
     notes below the table state their assumptions. If `cavvy run` would refuse the task for another
     reason than missing offers, the command reports this reason and exits with an error. The server
-    is asked only if it is running. With --load, the command compares ways to run a
-    service on recorded requests.
+    is asked only if it is running.
     """
     from cavvy.cli.plan.answer import find_answer
     from cavvy.cli.task.problems import find_refusal
@@ -79,15 +79,13 @@ def command(
     tasks = [with_rates(each, Path(file).parent) for each in read_any_tasks(file, params, options)]
     parts = [part for each in tasks for part in _list_parts(each)]
     count = sum(max(1, len(each.replica_groups)) for each in tasks)
-    loaded = load["load"] is not None
-    if (len(tasks) > 1 and loaded) or (count > 1 and not loaded and output != "table"):
+    mode = find_mode("plan", of_modes)
+    if (len(tasks) > 1 and mode) or (count > 1 and not mode and output != "table"):
         what = "tasks" if len(tasks) > 1 else "groups of replicas"
-        rather = "omit --load" if loaded else "use -o table"
+        rather = f"omit {mode.option}" if mode else "use -o table"
         raise click.UsageError(f"{file} has {count} {what}; {rather}")
-    if loaded:
-        from cavvy.cli.task.service_plan import show_ways
-
-        show_ways(tasks[0], load, output)
+    if mode:
+        mode.run(tasks[0], of_modes, output)
         return
     for number, (title, task) in enumerate(parts):
         if number:

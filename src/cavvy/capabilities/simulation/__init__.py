@@ -1,0 +1,3 @@
+"""Simulations: the production policies and the autoscaler on recorded markets, queues and
+requests.
+"""
