@@ -12,8 +12,12 @@ from cavvy.domain.values import replace
 MASTER_PORT = 29500  # the default port of torchrun
 # The first command of the shell that runs the work, for text in double quotes. SIGTERM reaches the
 # shell and its current command. Without a trap, the shell would end at once, and the job with it,
-# while the command still writes its checkpoint.
-STAY = "trap 'exit \\$?' TERM"
+# while the command still writes its checkpoint. With one, a signal ends `wait` itself, with a code
+# of its own: bash says which command it was, and waits again.
+STAY = (
+    "trap 'CAVVY_CODE=\\$?; case \\${BASH_COMMAND-} in wait|wait\\ *) "
+    'eval \\"\\$BASH_COMMAND\\"; CAVVY_CODE=\\$?;; esac; exit \\$CAVVY_CODE\' TERM'
+)
 
 
 def list_notes(task: TaskSpec, secrets_file: str = "") -> Sequence[str]:

@@ -1,11 +1,15 @@
 """Tasks as job scripts: nothing of the task is lost or run twice, whatever signs it holds."""
 
+import contextlib
+import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waits import wait_until
 
 from cavvy.domain.tasks import (
     AcceleratorNeed,
@@ -113,3 +117,41 @@ def test_that_only_cavvy_chooses_which_processes_are_notified_is_said(notify: No
     task = TaskSpec(name="t", run="x", notify=notify)
     text = slurm.make_export(task, None, 1, JobOptions(), "")
     assert ("# Only Cavvy applies notify." in text) is (notify is not NotifyTarget.HANDLERS)
+
+
+SAVES = "trap 'sleep 0.3; : > saved; exit 7' TERM; : > up; while :; do sleep 0.02; done"
+
+
+@pytest.mark.parametrize(
+    ("run", "code"),
+    [
+        ("bash ./saves", 7),
+        ("bash ./saves; : > next", 7),
+        ("bash ./saves & wait $!", 7),
+        ("bash ./saves & saves=$!; sleep 600 & wait $saves; : > next", 7),
+        ("bash ./saves & wait -n", 7),
+        ("bash ./saves & while ! wait $!; do : > next; done", 7),
+    ],
+)
+def test_a_script_that_all_are_told_to_end_waits_for_its_program(
+    run: str, code: int, tmp_path: Path
+) -> None:
+    """PBS sends SIGTERM to each process of a job, and ends the job with its shell."""
+    (tmp_path / "saves").write_text(SAVES)
+    (tmp_path / "nodes").write_text("localhost\n")
+    text = pbs.make_export(TaskSpec(name="t", run=run), None, 1, JobOptions(), "")
+    variables = {"PBS_O_WORKDIR": tmp_path, "PBS_JOBID": "1.x", "PBS_NODEFILE": tmp_path / "nodes"}
+    job = subprocess.Popen(
+        ["bash", "-c", text],
+        env={**os.environ, **{name: str(value) for name, value in variables.items()}},
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: (tmp_path / "up").exists())
+        os.killpg(job.pid, signal.SIGTERM)
+        assert job.wait(60) == code
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+    assert (tmp_path / "saved").exists()
+    assert not (tmp_path / "next").exists()
