@@ -42,7 +42,7 @@ def start(
     master: str = "127.0.0.1",
 ) -> subprocess.Popen[str]:
     home = folder / str(rank)
-    home.mkdir()
+    home.mkdir(parents=True)
     (home / "mpi.py").write_bytes(PROGRAM.read_bytes())
     env = {
         **os.environ,
@@ -63,8 +63,10 @@ def start(
     )
 
 
-def test_the_launcher_runs_commands_on_other_ranks(tmp_path: Path, port: int) -> None:
-    ranks = [start(tmp_path, rank, port) for rank in range(2)]
+@pytest.mark.parametrize("inner", ["near", "/".join(["deep" * 10] * 4)])
+def test_the_launcher_runs_commands_on_other_ranks(tmp_path: Path, port: int, inner: str) -> None:
+    """The path of a Unix socket has at most 107 bytes, and the folder of a node may be deeper."""
+    ranks = [start(tmp_path / inner, rank, port) for rank in range(2)]
     (said, wrong), _ = [rank.communicate(timeout=60) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [3, 3], wrong
     lines = said.splitlines()

@@ -24,7 +24,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,7 +191,8 @@ def lead(command: list[str], hosts: list[str], key: bytes) -> int:
         hub.gather(server, key)
         if os.path.exists(shells):
             os.unlink(shells)
-        local.bind(shells)
+        with from_folder(shells) as name:
+            local.bind(name)
         os.chmod(shells, 0o600)
         local.listen(len(hosts))
         threading.Thread(target=hub.serve_shells, args=(local,), daemon=True).start()
@@ -201,6 +203,19 @@ def lead(command: list[str], hosts: list[str], key: bytes) -> int:
             code = 127
         hub.finish(code)
     return code if code >= 0 else 128 - code
+
+
+@contextmanager
+def from_folder(path: str) -> Iterator[str]:
+    """Work in the folder of a path, and yield its last part. The path of a Unix socket may have at
+    most 107 bytes, and the folder of a node can be deeper."""
+    before = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(os.path.dirname(path))
+        yield os.path.basename(path)
+    finally:
+        os.fchdir(before)
+        os.close(before)
 
 
 def listen(port: int) -> socket.socket:
@@ -340,7 +355,8 @@ def remote_shell(where: str, words: list[str]) -> int:
     while words and words[0].startswith("-"):
         words = words[2:] if words[0] in ("-l", "-p") else words[1:]
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(where)
+        with from_folder(where) as name:
+            connection.connect(name)
         with connection.makefile("rwb") as file:
             file.write(
                 json.dumps(
