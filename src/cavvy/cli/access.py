@@ -21,6 +21,7 @@ from cavvy.cli.reach.arguments import (
     job_argument,
     replace_option,
 )
+from cavvy.cli.reach.names import find_running
 from cavvy.cli.reach.session import ended_by_signals, project_option, rank_option, session
 from cavvy.cli.reach.tunnel import read_target, with_tunnel
 from cavvy.cli.view.failure import CommandFailure
@@ -28,9 +29,11 @@ from cavvy.cli.view.groups import NameArgument
 from cavvy.cli.view.job_output import JobOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
     from cavvy.cli.reach.tunnel import LatestTunnel
+    from cavvy.client import ApiClient
+    from cavvy.client.client import ExecChunk
     from cavvy.client.tunnel import Fields, NodeTunnel, TunnelChannel
 
 
@@ -60,7 +63,7 @@ def exec_command(name: str, arguments: tuple[str, ...], project: str, rank: int)
     with (
         ended_by_signals(),
         session() as client,
-        closing(client.exec(project, name, words, rank=rank)) as chunks,
+        closing(_exec(client, project, name, words, rank)) as chunks,
     ):
         for chunk in chunks:
             output.write(chunk.data)
@@ -69,6 +72,18 @@ def exec_command(name: str, arguments: tuple[str, ...], project: str, rank: int)
     if not told:
         _warn_of_input(name)
     sys.exit(exit_code)
+
+
+def _exec(
+    client: "ApiClient", project: str, name: str, words: list[str], rank: int
+) -> "Generator[ExecChunk]":
+    from cavvy.client import ApiError
+
+    try:
+        yield from client.exec(project, name, words, rank=rank)
+    except ApiError as error:
+        name = find_running(client, project, name, error)
+        yield from client.exec(project, name, words, rank=rank)
 
 
 def _warn_of_input(name: str) -> bool:

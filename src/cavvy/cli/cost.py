@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from cavvy.cli.reach.arguments import complete_jobs, since_option, until_option
-from cavvy.cli.reach.arrays import array_instead
+from cavvy.cli.reach.names import find_named
 from cavvy.cli.reach.session import any_project_option, list_jobs, project_option, session
 from cavvy.cli.view import formatting, summary
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
@@ -151,8 +151,8 @@ def show(
     output: str,
 ) -> None:
     """Show spending. With NAME, show every charge of the job and its time by phase, or the cost of
-    each job of an array. Without NAME, show the newest jobs and the total of the project. --since,
-    --until and --by add up the ledger.
+    each job of an array or each replica of a service. Without NAME, show the newest jobs and the
+    total of the project. --since, --until and --by add up the ledger.
 
     With --audit, the exit code is 1 if a bill differs from its provider's record or a provider does
     not answer.
@@ -162,8 +162,6 @@ def show(
             "--since, --until and --by cannot be used with NAME or --audit, because these "
             "options apply to sums over jobs"
         )
-    from cavvy.client import ApiError
-
     _check_period(since, until)
     with session() as client:
         if since or until or by:
@@ -173,17 +171,54 @@ def show(
             _audit_out(client.audit(project, name), output)
             return
         if name is not None:
-            try:
-                job = _unless_refused(lambda: client.job(project, name))
-            except ApiError as error:
-                _array_out(array_instead(client, project, name, error), output)
-                return
-            _job_out(job, client.cost(project, name), output)
+            _named_out(client, project, name, output)
             return
         _jobs_out(client, project, output, everything=everything)
 
 
 command.params.extend(each for each in show.params if isinstance(each, click.Option))
+
+
+def _named_out(client: "ApiClient", project: str, name: str, output: str) -> None:
+    """Print the cost of a job, an array or a service, also of a service that has ended."""
+    from cavvy.client import ApiError
+    from cavvy.client.array_wire import ArrayDetail
+    from cavvy.client.wire import JobDetail
+
+    try:
+        found = _unless_refused(lambda: find_named(client, project, name))
+    except ApiError as error:
+        if error.code != "job-not-found" or not _service_out(client, project, name, output):
+            raise
+        return
+    if isinstance(found, ArrayDetail):
+        _array_out(found, output)
+    elif found is None or isinstance(found, JobDetail):
+        _job_out(found, client.cost(project, name if found is None else found.id), output)
+    elif not _service_out(client, project, name, output):
+        rows_out(_REPLICA_COLUMNS, [], output, empty=f"nothing was charged for {name} yet")
+
+
+_REPLICA_COLUMNS = (TableColumn("job", "REPLICA"), TableColumn("spent_micros", "SPENT"))
+
+
+def _service_out(client: "ApiClient", project: str, name: str, output: str) -> bool:
+    """Print what each replica of a service has cost. Return False if the ledger has no charge of a
+    service of this name."""
+    from cavvy.client.ledger_wire import sum_ledger
+
+    rows = sum_ledger(client, ["service", "job"], project=project)
+    found = [each for each in rows if each.groups["service"] == name]
+    total = sum(each.amount_micros for each in found)
+    show = formatting.make_money_format([*(each.amount_micros for each in found), total])
+    columns = [_REPLICA_COLUMNS[0], TableColumn("spent_micros", "SPENT", show)]
+    cells = [(each.groups["job"] or "-", each.amount_micros) for each in found]
+    if not found:
+        return False
+    rows_out(columns, cells, output, title=f"service {name}")
+    if output == "table":
+        click.echo(f"total {show(total)}")
+    return True
 
 
 def _array_out(found: "ArrayDetail", output: str) -> None:

@@ -71,6 +71,7 @@ def command(
     MODEL@NUMBER, or MODEL@LABEL with a label of `cavvy model promote`, serves a version that `cavvy
     model publish` published. If it was not published from a job, pass --service.
     """
+    from cavvy.cli.reach.names import find_job
     from cavvy.cli.reach.published import find_version
     from cavvy.cli.reach.service_call import await_url, list_advice
     from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file
@@ -85,7 +86,7 @@ def command(
         if version is not None:
             found = _prepare_version(client, version, service, file, param, choice)
         else:
-            job = client.job(project, name)
+            job = find_job(client, project, name)
             found = (
                 prepare(client, job, service, param, choice)
                 if file is None

@@ -143,12 +143,13 @@ def _find_job(client: "ApiClient", project: str, name: str, rank: int) -> tuple[
     """Return the job of this name, or a job on the own host of this name, with its rank and
     project. Raises CommandFailure.
     """
+    from cavvy.cli.reach.names import find_running
     from cavvy.client import ApiError
     from cavvy.client.maintenance_wire import list_hosts
 
     if "/" not in name:  # names of own hosts have a slash
         try:
-            return client.job(project, name).name, rank, project
+            return find_running(client, project, name), rank, project
         except ApiError as error:
             if error.code != "job-not-found":
                 raise

@@ -39,7 +39,11 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 if TYPE_CHECKING:
     from cavvy.cli.reach.arrays import LoggedJob, LogReader
     from cavvy.client import ApiClient, ApiError, LogChunk
+    from cavvy.client.array_wire import ArrayDetail
+    from cavvy.client.service_wire import ServedView
     from cavvy.client.wire import EventView, JobDetail
+
+_LOOK_AGAIN_S = 1.0  # seconds between two reads of the events of several jobs
 
 
 @click.command("logs")
@@ -149,17 +153,21 @@ def _show_several(
     """Print the logs of an array or of a service, because there is no job with this name."""
     from cavvy.cli.reach.arrays import (
         exit_code_of,
-        find_array,
         follow_logs,
         group_logs,
         print_logs,
     )
-    from cavvy.cli.reach.services import ReplicaLogs, service_instead
+    from cavvy.cli.reach.names import find_named
+    from cavvy.cli.reach.services import ReplicaLogs
     from cavvy.client.array_wire import read_array
+    from cavvy.client.service_wire import ServedView
+    from cavvy.client.wire import JobDetail
 
-    array = find_array(client, project, name) if error.code == "job-not-found" else None
-    if array is None:
-        replicas = ReplicaLogs(client, service_instead(client, project, name, error))
+    array = find_named(client, project, name, error)
+    if isinstance(array, JobDetail):
+        raise error
+    if isinstance(array, ServedView):
+        replicas = ReplicaLogs(client, array)
         if not following:
             print_logs(client, replicas.look(), logs)
             return
@@ -264,36 +272,106 @@ def _last_lines(read: Callable[[bool, int | None], Iterator[bytes]], lines: int)
 @click.option("-f", "--follow", is_flag=True, help="Follow the events until the job ends.")
 @output_option
 def events_command(name: str, project: str, follow: bool, output: str) -> None:
-    """Show the history of a job, or of the replicas of a service: each step with its reason."""
-    from cavvy.cli.reach.services import service_instead
-    from cavvy.cli.view.formatting import story_line
+    """Show the history of a job, of the jobs of an array or of the replicas of a service: each step
+    with its reason."""
+    from cavvy.cli.reach.names import find_named
     from cavvy.client import ApiError
+    from cavvy.client.service_wire import ServedView
+    from cavvy.client.wire import JobDetail
 
     with session(patience_s=FOLLOW_PATIENCE_S if follow else PATIENCE_S) as client:
-        if follow and output == "table":
-            for event in client.follow(project, name):
-                click.echo(f"{show_clock(event.at)}  {story_line(event)}")
-            return
+        follow = follow and output == "table"
         try:
-            found = [(name, each) for each in _list_events(client, project, name)]
-            columns: tuple[TableColumn, ...] = ()
+            _show_events(client, project, name, output, follow=follow)
         except ApiError as error:
-            service = service_instead(client, project, name, error)
-            found = [
-                (f"{service.name}.{replica.number}", each)
-                for replica in service.replicas
-                for each in _list_events(client, project, replica.job)
-            ]
-            found.sort(key=lambda pair: pair[1].at)
-            columns = (TableColumn("replica"),)
-    _events_out(found, columns, output)
+            found = find_named(client, project, name, error)
+            if isinstance(found, JobDetail):  # the session of a machine
+                _show_events(client, project, found.id, output, follow=follow)
+            elif follow:
+                _follow_several(client, project, found)
+            else:
+                heading = "replica" if isinstance(found, ServedView) else "job"
+                events = _Histories(client, project, found).read()
+                _events_out(events, (TableColumn(heading),), output)
 
 
-def _list_events(client: "ApiClient", project: str, name: str) -> "list[EventView]":
+def _show_events(
+    client: "ApiClient", project: str, name: str, output: str, *, follow: bool
+) -> None:
+    from cavvy.cli.view.formatting import story_line
+
+    if not follow:
+        _events_out([(name, each) for each in _list_events(client, project, name)], (), output)
+        return
+    for event in client.follow(project, name):
+        click.echo(f"{show_clock(event.at)}  {story_line(event)}")
+
+
+def _list_events(client: "ApiClient", project: str, name: str, after: int = 0) -> "list[EventView]":
     events: list[EventView] = []
-    while page := client.events(project, name, after=events[-1].id if events else 0).events:
+    while page := client.events(project, name, after=events[-1].id if events else after).events:
         events += page
     return events
+
+
+class _Histories:
+    """The events of the jobs of an array, or of the replicas of a service."""
+
+    def __init__(
+        self, client: "ApiClient", project: str, found: "ArrayDetail | ServedView"
+    ) -> None:
+        self._client, self._project = client, project
+        self._read: dict[str, int] = {}  # the ID of the last event of each job that was read
+        self.look(found)
+
+    def look(self, found: "ArrayDetail | ServedView") -> None:
+        """Take the jobs as they are now."""
+        from cavvy.client.array_wire import ArrayDetail
+
+        self._jobs = (
+            {each.id: each.name for each in found.jobs}
+            if isinstance(found, ArrayDetail)
+            else {each.job: f"{found.name}.{each.number}" for each in found.replicas if each.job}
+        )
+
+    def read(self) -> "list[tuple[str, EventView]]":
+        """Return the events that were not read yet, in the order of their times."""
+        found = []
+        for job_id, name in self._jobs.items():
+            events = _list_events(self._client, self._project, job_id, self._read.get(job_id, 0))
+            if events:
+                self._read[job_id] = events[-1].id
+            found += [(name, each) for each in events]
+        return sorted(found, key=lambda pair: pair[1].at)
+
+
+def _follow_several(client: "ApiClient", project: str, found: "ArrayDetail | ServedView") -> None:
+    """Print the events of the jobs as they happen, until all jobs of an array have ended, or a
+    service no longer exists."""
+    from cavvy.cli.view.formatting import story_line
+    from cavvy.client import ApiError
+    from cavvy.client.array_wire import ArrayDetail, read_array
+    from cavvy.client.service_wire import find_service
+
+    histories, over = _Histories(client, project, found), False
+    while True:
+        for name, event in histories.read():
+            click.echo(f"{show_clock(event.at)}  {name}  {story_line(event)}")
+        if over:
+            return
+        time.sleep(_LOOK_AGAIN_S)
+        try:
+            found = (
+                read_array(client, project, found.array.id)
+                if isinstance(found, ArrayDetail)
+                else find_service(client, project, found.name)
+            )
+        except ApiError as error:
+            if error.code != "service-not-found":
+                raise
+            return
+        histories.look(found)
+        over = isinstance(found, ArrayDetail) and all(job.phase in ENDED for job in found.jobs)
 
 
 def _events_out(
@@ -340,9 +418,12 @@ def _events_out(
 )
 @click.option("--timeout", metavar="TIME", help="Give up after this time, such as 90s or 2h.")
 def wait_command(names: tuple[str, ...], project: str, what: str, timeout: str | None) -> None:
-    """Wait for jobs, or all jobs of an array, and say why a queued job waits. The exit code is the
-    code of the first job that failed, or 0 if no job failed. After the timeout, the exit code is
-    124.
+    """Wait for jobs, all jobs of an array, or a service, and say why a queued job waits. The exit
+    code is the code of the first job that failed, or 0 if no job failed. After the timeout, the
+    exit code is 124.
+
+    A service has ended after `cavvy stop`. It is running when as many replicas are ready as it
+    wants, also none.
     """
     from cavvy.domain.units import UnitError, parse_duration
 

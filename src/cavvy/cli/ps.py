@@ -56,7 +56,7 @@ def command(
     watch: bool,
     output: str,
 ) -> None:
-    """List jobs, newest first, or the jobs of one array."""
+    """List jobs, newest first, or the jobs of one array, the replicas of a service, or one job."""
     if array is not None:
         _array_out(array, project, phase, best, limit, watch, output)
         return
@@ -86,13 +86,26 @@ def _array_out(
     watch: bool,
     output: str,
 ) -> None:
-    """Print the jobs of an array."""
+    """Print the jobs that the name means: of an array, of a service, or one."""
     from cavvy.cli.reach.arrays import members_out, rank_members, read_best
-    from cavvy.client.array_wire import ArrayDetail, read_array
+    from cavvy.cli.reach.names import find_named
+    from cavvy.client.array_wire import ArrayDetail
+    from cavvy.client.service_wire import ServedView
 
     metric, highest = read_best(best) if best is not None else (None, False)
 
-    def show(found: ArrayDetail) -> None:
+    def read(client: "ApiClient") -> "ArrayDetail | list[JobListing]":
+        found = find_named(client, place, name)
+        if isinstance(found, ServedView):
+            return [client.job(place, each.job) for each in found.replicas if each.job]
+        return found if isinstance(found, ArrayDetail) else [found]
+
+    def show(found: "ArrayDetail | list[JobListing]") -> None:
+        if not isinstance(found, ArrayDetail):
+            if best is not None:
+                raise CommandFailure(f"--best: {name} is no array", "`cavvy ps` lists arrays", 2)
+            _jobs_out([job for job in found if not phases or job.phase in phases][:limit], output)
+            return
         jobs = [job for job in found.jobs if not phases or job.phase in phases]
         shown = metric
         if metric is not None:
@@ -106,7 +119,7 @@ def _array_out(
         members_out(jobs[:limit], output, shown)
 
     place = project or default_project()
-    show_repeatedly(lambda client: read_array(client, place, name), show, watch, output)
+    show_repeatedly(read, show, watch, output)
 
 
 def _jobs_out(rows: "list[JobListing]", output: str) -> None:

@@ -12,6 +12,8 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import WholeRange
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
+_DEPLOYS = "`cavvy serve FILE` deploys a new revision; lost replicas are replaced without a command"
+
 
 @click.command("rerun")
 @job_argument
@@ -23,8 +25,9 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
     """Run a job again with the same task, the same parameters and the same copy of its working
     folder. --param changes a parameter. An array is run again as a whole.
     """
-    from cavvy.cli.reach.arrays import array_instead, follow_to_end
+    from cavvy.cli.reach.arrays import follow_to_end
     from cavvy.cli.reach.follow import follow
+    from cavvy.cli.reach.names import find_array
     from cavvy.cli.reach.waiting import find_wait
     from cavvy.cli.task.submission import submit
     from cavvy.client import ApiError
@@ -36,7 +39,7 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
         try:
             old = client.job(project, name)
         except ApiError as error:
-            array = array_instead(client, project, name, error)
+            array = find_array(client, project, name, error, _DEPLOYS)
             old = client.job(project, array.jobs[0].id)
         try:
             whole = array is not None
@@ -96,8 +99,9 @@ def retry_command(
     """Queue an ended job again, or all failed and stopped jobs of an array. A job resumes from its
     newest checkpoint, elsewhere if options such as --provider replace its resources.
     """
-    from cavvy.cli.reach.arrays import array_instead, exit_code_of, follow_array
+    from cavvy.cli.reach.arrays import exit_code_of, follow_array
     from cavvy.cli.reach.follow import follow
+    from cavvy.cli.reach.names import find_array
     from cavvy.cli.reach.waiting import find_wait
     from cavvy.cli.task.submission import ask_consent
     from cavvy.client import ApiError
@@ -107,7 +111,7 @@ def retry_command(
         try:
             seen = client.events(project, name).last
         except ApiError as error:
-            array_id = array_instead(client, project, name, error).array.id
+            array_id = find_array(client, project, name, error, _DEPLOYS).array.id
             if checkpoint is not None:
                 hint = f"retry one of its jobs, such as {name}.0, with --checkpoint"
                 raise CommandFailure("an array has no checkpoint", hint, 2) from error
@@ -139,10 +143,11 @@ def retry_command(
 @output_option
 def diff_command(first: str, second: str, project: str, output: str) -> None:
     """Show what differed between two runs: task, parameters, code, offer, versions and result."""
+    from cavvy.cli.reach.names import find_job
     from cavvy.client.reruns import compare_jobs, find_replica, show_value
 
     with session() as client:
-        jobs = client.job(project, first), client.job(project, second)
+        jobs = find_job(client, project, first), find_job(client, project, second)
     if replica := find_replica(*jobs):
         text = f"{first} and {second} cannot be compared: {replica} is a replica of a service"
         raise CommandFailure(text, "`cavvy ps --all` lists the jobs and their reruns")

@@ -8,9 +8,8 @@ import click
 from msgspec.json import decode, encode
 
 from cavvy.cli.reach.arguments import any_job_argument
-from cavvy.cli.reach.arrays import find_array
+from cavvy.cli.reach.names import find_named
 from cavvy.cli.reach.newest import find_newest
-from cavvy.cli.reach.services import service_instead
 from cavvy.cli.reach.session import named, project_option
 from cavvy.cli.reach.waiting import show_repeatedly, watch_option
 from cavvy.cli.services import show_service
@@ -64,13 +63,12 @@ def command(name: str | None, project: str, watch: bool, output: str) -> None:
     chosen = [name] if name else []  # without a name, it is looked for once
 
     def read(client: "ApiClient") -> "ShownJob | ArrayDetail | ServedView":
+        from cavvy.client import wire
+
         chosen[:] = chosen or [find_newest(client, project, "status")]
-        try:
-            job = client.job(project, chosen[0], session=True)
-        except ApiError as error:
-            if error.code == "job-not-found" and (array := find_array(client, project, chosen[0])):
-                return array
-            return service_instead(client, project, chosen[0], error)
+        job = find_named(client, project, chosen[0])
+        if not isinstance(job, wire.JobDetail):
+            return job
         planned = job.plan_state is not None and job.ended_at is None
         forecast = client.forecast(project, job.id) if planned else None
         return ShownJob(job, forecast, _estimate_left(client, job))

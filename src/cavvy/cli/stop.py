@@ -2,14 +2,14 @@
 checkpoints, and rehearse failures such as a preemption.
 """
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
 
 from cavvy.cli.reach.arguments import complete_jobs, job_argument, needless_yes_option
-from cavvy.cli.reach.arrays import array_instead, find_array, follow_array
-from cavvy.cli.reach.services import service_instead, wait_for_end
+from cavvy.cli.reach.arrays import follow_array
+from cavvy.cli.reach.names import find_array, find_named, with_running
+from cavvy.cli.reach.services import wait_for_end
 from cavvy.cli.reach.session import list_jobs, named, project_option, session
 from cavvy.cli.view.failure import CommandFailure, confirm
 from cavvy.cli.view.formatting import ENDED, UNFINISHED, show_size
@@ -18,8 +18,6 @@ from cavvy.cli.view.numbers import read_length
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
-    from cavvy.client.array_wire import ArrayDetail
-    from cavvy.client.service_wire import ServedView
 
 
 @click.command("stop")
@@ -41,6 +39,7 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
         )
     from cavvy.client.array_wire import ArrayDetail
     from cavvy.client.service_wire import ServedView, end_service
+    from cavvy.client.wire import JobDetail
 
     services: list[str] = []
     with session() as client:
@@ -49,8 +48,8 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
             ids = [row.id for row in rows if not row.members]
             arrays = [row.id for row in rows if row.members]
         else:
-            found = [_find(client, project, name) for name in names]
-            ids = [each for each in found if isinstance(each, str)]
+            found = [find_named(client, project, name) for name in names]
+            ids = [each.id for each in found if isinstance(each, JobDetail)]
             arrays = [each.array.id for each in found if isinstance(each, ArrayDetail)]
             services = [each.name for each in found if isinstance(each, ServedView)]
         for service in services:
@@ -106,26 +105,6 @@ def _stop_array(client: "ApiClient", project: str, array_id: str, *, wait: bool)
     click.echo(f"{array.name}: {array.reason}")
 
 
-def _find(client: "ApiClient", project: str, name: str) -> "str | ArrayDetail | ServedView":
-    """Return the ID of a job, an array or a service. If `name` is a machine and none of them,
-    raises a CommandFailure that shows the command to stop the machine.
-    """
-    from cavvy.client import ApiError
-
-    try:
-        return client.job(project, name, session=True).id
-    except ApiError as error:
-        if error.code == "job-not-found" and (array := find_array(client, project, name)):
-            return array
-        with suppress(ApiError):
-            return service_instead(client, project, name, error)
-        machines = client.machines(project) if error.code == "job-not-found" else []
-        if not any(each.name == name for each in machines):
-            raise
-        hint = f"`cavvy machines stop {named(project, name)}` stops the machine {name}"
-        raise CommandFailure(error.message, hint) from error
-
-
 def _wait(client: "ApiClient", project: str, job_id: str) -> None:
     for _ in client.follow(project, job_id):
         pass
@@ -176,7 +155,8 @@ def _find_ended(client: "ApiClient", project: str, name: str) -> tuple[str, int]
     try:
         job = client.job(project, name)
     except ApiError as error:
-        array = array_instead(client, project, name, error)
+        hint = f"`cavvy stop {named(project, name)}` ends it, and its replicas can be removed then"
+        array = find_array(client, project, name, error, hint)
         if any(each.phase not in ENDED for each in array.jobs):
             hint = f"`cavvy stop {name}` stops all its jobs"
             message = f"{name} has jobs that have not ended ({array.array.reason})"
@@ -229,6 +209,9 @@ def preempt(name: str, project: str, notice: str) -> None:
 
     length = read_length(notice, "--notice")
     with session() as client:
-        job = client.drill_preempt(project, name, notice_s=length.total_seconds())
+        notice_s = length.total_seconds()
+        job = with_running(
+            client, project, name, lambda job: client.drill_preempt(project, job, notice_s=notice_s)
+        )
     click.echo(f"{job.name}: the job's nodes will be reclaimed in {format_duration(length)}")
     click.echo(f"watch it resume: cavvy logs -f {named(project, job.name)}")

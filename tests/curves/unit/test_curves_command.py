@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from msgspec import structs
+from tests.cli.unit.test_cli_names import make_service
 from tests.console_rig import CannedClient, listing
 from tests.curves.unit.test_curve_part import API, curve, member
 
@@ -64,6 +65,7 @@ def test_an_array_has_a_line_for_each_of_its_jobs(run: Any) -> None:
     members = [member(0), member(1), member(2, attempt=0, phase="queued")]
     answers = {
         f"{API}fits/curves": GONE,
+        f"{API}fits": GONE,
         "/v1/projects/default/arrays/fits": ArrayDetail(array=row, parallel=2, jobs=members),
         "/v1/projects/default/curves": JobCurves(
             curves=[structs.replace(curve("loss", 2, each), job=f"fits.{each}") for each in (0, 1)]
@@ -80,8 +82,26 @@ def test_an_array_has_a_line_for_each_of_its_jobs(run: Any) -> None:
     assert (result.exit_code, "--rank" in result.output) == (2, True)
 
 
+def test_the_replicas_of_a_service_have_a_line_each(run: Any) -> None:
+    answers = {
+        f"{API}web/curves": GONE,
+        f"{API}web": GONE,
+        "/v1/projects/default/arrays/web": GONE,
+        "/v1/projects/default/services/web": make_service("ready"),
+        "/v1/projects/default/curves": JobCurves(
+            curves=[structs.replace(curve("loss", 2), job="web.1")]
+        ),
+    }
+    result, client = run(answers, "web")
+    assert result.output.splitlines()[-1].split()[:2] == ["web.1", "loss"], result.output
+    assert "job=id-of-web.1&" in client.asked[-1]
+
+
 def test_what_is_not_there_is_said(run: Any) -> None:
-    missing = {f"{API}x/curves": GONE, "/v1/projects/default/arrays/x": GONE}
+    others = ("arrays/x", "services/x")
+    missing = {f"{API}x/curves": GONE, f"{API}x": GONE}
+    missing |= {f"/v1/projects/default/{each}": GONE for each in others}
+    missing |= {"/v1/machines": []}
     none = {f"{API}fit/curves": JobCurves(curves=[])}
     for answers, arguments, told in (
         (missing, ["x"], "no job fits"),

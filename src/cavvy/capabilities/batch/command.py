@@ -99,15 +99,22 @@ def _is_file(text: str) -> bool:
 
 
 def _show(name: str, project: str | None, output: str) -> None:
-    from cavvy.cli.reach.arrays import find_array
+    from cavvy.cli.reach.names import find_named
     from cavvy.cli.reach.session import default_project
     from cavvy.cli.view.output import json_out, pairs_out
+    from cavvy.client import ApiError
+    from cavvy.client.array_wire import ArrayDetail
     from cavvy.client.metrics import measure_batch
 
     project = project or default_project()
     with session() as client:
-        found = find_array(client, project, name)
-        if found is None:
+        try:
+            found = find_named(client, project, name)
+        except ApiError as error:
+            if error.code != "job-not-found":
+                raise
+            found = None
+        if not isinstance(found, ArrayDetail):
             message = f"there is no file and no batch {name} in the project {project}"
             raise CommandFailure(message, "`cavvy ps` lists jobs", exit_code=2)
         progress = measure_batch(found)

@@ -15,6 +15,7 @@ from cavvy.capabilities.curves.wire import (
     read_curves,
     read_curves_of_jobs,
 )
+from cavvy.cli.reach.names import find_named
 from cavvy.cli.reach.newest import find_newest
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
@@ -56,8 +57,9 @@ def command(
     """Show the curves of what a job's program reports: all that it prints such as `loss=0.3`.
 
     Without FIGURES, the first ones are drawn and all are listed. Without NAME, this is the newest
-    job of the task in the current folder. Of an array, each job has a line. With -o csv or json,
-    the values are printed: all of a curve with up to 20,000, else the lowest and highest.
+    job of the task in the current folder. Each job of an array and each replica of a service has a
+    line. With -o csv or json, the values are printed: all of a curve with up to 20,000, else the
+    lowest and highest.
     """
     from cavvy.client import ApiError
 
@@ -72,7 +74,7 @@ def command(
         except ApiError as error:
             if error.code != "job-not-found":
                 raise
-            found = _read_array(client, project, name, figures, points, error)
+            found = _read_others(client, project, name, figures, points, error)
             if rank or attempt:
                 raise click.UsageError("--rank and --attempt choose curves of one job") from None
         if not found:
@@ -94,7 +96,7 @@ def command(
         click.echo(f"note: only the lowest and highest values of each stretch: {shown}", err=True)
 
 
-def _read_array(
+def _read_others(
     client: "ApiClient",
     project: str,
     name: str,
@@ -102,14 +104,18 @@ def _read_array(
     points: int,
     error: "ApiError",
 ) -> Sequence[Curve]:
-    """Return the curves of the jobs of an array. Raises `error` if there is none of this name."""
-    from cavvy.client import ApiError
-    from cavvy.client.array_wire import read_array
+    """Return the curves of the jobs of an array, of the replicas of a service, or of a machine's
+    session. Raises `error` if none has this name."""
+    from cavvy.client.array_wire import ArrayDetail
+    from cavvy.client.service_wire import ServedView
 
-    try:
-        jobs = [each.id for each in read_array(client, project, name).jobs if each.attempt]
-    except ApiError:
-        raise error from None
+    found = find_named(client, project, name, error)
+    if isinstance(found, ArrayDetail):
+        jobs = [each.id for each in found.jobs if each.attempt]
+    elif isinstance(found, ServedView):
+        jobs = [each.job for each in found.replicas if each.job]
+    else:
+        jobs = [found.id]
     if len(jobs) > MOST_JOBS:
         click.echo(f"note: the first {MOST_JOBS} of {len(jobs)} jobs", err=True)
     if not jobs:

@@ -586,9 +586,10 @@ def _freeze(source: Path) -> "FolderSnapshot":
 def _copy_checkpoint(client: "ApiClient", project: str, name: str) -> tuple[str, str, str]:
     """Return a snapshot with a job's newest checkpoint, the job's name, and the checkpoint's
     folder."""
+    from cavvy.cli.reach.names import find_job
     from cavvy.client.service_wire import make_model_folder
 
-    job = client.job(project, name)
+    job = find_job(client, project, name)
     made = make_model_folder(client, job.project, job.name, [], _BELOW)
     return made.snapshot, job.name, _BELOW
 

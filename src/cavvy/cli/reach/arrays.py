@@ -20,7 +20,7 @@ from cavvy.cli.view.formatting import ENDED
 from cavvy.cli.view.job_output import show_whole
 
 if TYPE_CHECKING:
-    from cavvy.client import ApiClient, ApiError
+    from cavvy.client import ApiClient
     from cavvy.client.array_wire import ArrayDetail, ArrayMemberView
     from cavvy.client.wire import JobDetail, Submitted
 
@@ -54,32 +54,6 @@ class LogReader(NamedTuple):
 
 def group_logs(array: "ArrayDetail") -> LogGroup:
     return LogGroup(array.array.name, array.array.reason, array.jobs, ended=True)
-
-
-def find_array(client: "ApiClient", project: str, name: str) -> "ArrayDetail | None":
-    """Return the array with this name or ID, or None if there is none. The names of arrays have no
-    dot."""
-    from cavvy.client import ApiError
-    from cavvy.client.array_wire import read_array
-
-    if "." in name:
-        return None
-    try:
-        return read_array(client, project, name)
-    except ApiError as error:
-        if error.code != "job-not-found":
-            raise
-        return None
-
-
-def array_instead(client: "ApiClient", project: str, name: str, error: "ApiError") -> "ArrayDetail":
-    """Return the array with this name if `error` says that there is no such job; otherwise raise
-    the error.
-    """
-    found = find_array(client, project, name) if error.code == "job-not-found" else None
-    if found is None:
-        raise error
-    return found
 
 
 def follow_array(

@@ -1,5 +1,5 @@
-"""Services in the commands of jobs: finding a service by its name, the logs of its replicas, and
-its end.
+"""Services in the commands of jobs: the logs of their replicas, and waiting until they are ready or
+have ended.
 """
 
 import time
@@ -8,34 +8,17 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arrays import LogGroup
+from cavvy.cli.reach.session import named
+from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
 
 if TYPE_CHECKING:
-    from cavvy.client import ApiClient, ApiError
+    from cavvy.client import ApiClient
     from cavvy.client.service_wire import ServedView
     from cavvy.client.wire import JobDetail
 
 _LOOK_AGAIN_S = 0.2
 _QUIET_S = 5  # seconds of waiting before a message names the reason
-
-
-def service_instead(
-    client: "ApiClient", project: str, name: str, error: "ApiError"
-) -> "ServedView":
-    """Return the service with this name if `error` says that there is no such job; otherwise raise
-    the error. The names of services have no dot.
-    """
-    from cavvy.client import ApiError
-    from cavvy.client.service_wire import find_service
-
-    if error.code != "job-not-found" or "." in name:
-        raise error
-    try:
-        return find_service(client, project, name)
-    except ApiError as other:
-        if other.status not in (403, 404):
-            raise
-        raise error from None
 
 
 class ReplicaLogs:
@@ -77,20 +60,46 @@ class ReplicaLogs:
         return "has ended" if found is None else f"{found.ready} replicas ready of {found.target}"
 
 
-def wait_for_end(client: "ApiClient", project: str, name: str) -> None:
-    """Wait until a service no longer exists."""
+def wait_for_replicas(
+    client: "ApiClient", project: str, name: str, until: float | None = None
+) -> None:
+    """Wait until as many replicas of a service are ready as it wants, and say how many are. Raises
+    CommandFailure at the time `until`."""
+    from cavvy.client.service_wire import find_service
+
+    told = ""
+    while (found := find_service(client, project, name)).ready < found.target:
+        state = f"{found.ready} of {found.target} replicas ready"
+        state += f"; {found.problem}" if found.problem else ""
+        if state != told:
+            told = state
+            click.echo(f"{name}: {told}", err=True)
+        if until is not None and time.monotonic() >= until:
+            hint = f"the service continues; `cavvy status {named(project, name)}` shows its state"
+            raise CommandFailure(f"{name} is not ready: {told}", hint, exit_code=124)
+        time.sleep(_LOOK_AGAIN_S)
+    click.echo(f"{name}: {found.ready} of {found.target} replicas ready")
+
+
+def wait_for_end(client: "ApiClient", project: str, name: str, until: float | None = None) -> None:
+    """Wait until a service no longer exists. Raises CommandFailure at the time `until`."""
     from cavvy.client import ApiError
     from cavvy.client.service_wire import find_service
 
     told = time.monotonic() + _QUIET_S
     while True:
         try:
-            find_service(client, project, name)
+            found = find_service(client, project, name)
         except ApiError as error:
             if error.code != "service-not-found":
                 raise
             return
+        if until is not None and time.monotonic() >= until:
+            hint = f"the service continues; `cavvy stop {named(project, name)}` ends it"
+            raise CommandFailure(f"service {name} has not ended", hint, exit_code=124)
         if time.monotonic() > told:
-            click.echo(f"waiting until the requests of {name} are answered", err=True)
+            ends = found.state == "ending"
+            doing = "its requests are answered" if ends else "`cavvy stop` ends it"
+            click.echo(f"{name}: waiting until {doing}", err=True)
             told = float("inf")
         time.sleep(_LOOK_AGAIN_S)

@@ -18,13 +18,21 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from cavvy.cli.reach.names import find_running
 from cavvy.cli.reach.session import NO_SERVER, named, session
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
     import asyncio
 
-    from cavvy.client.tunnel import CommandExit, NodeTunnel, TunnelChannel
+    from cavvy.client import ApiClient
+    from cavvy.client.tunnel import (
+        CommandExit,
+        NodeTunnel,
+        OpenCarrier,
+        TunnelCarrier,
+        TunnelChannel,
+    )
 
 
 _T = TypeVar("_T")
@@ -69,14 +77,14 @@ def with_tunnel(
     """
     import asyncio
 
-    from cavvy.client.tunnel import NodeTunnel, RemoteError, TunnelLost, open_by_api
+    from cavvy.client.tunnel import NodeTunnel, RemoteError, TunnelLost
 
     name, rank = read_target(target)
     context = click.get_current_context(silent=True)
     program = "" if context is None else context.info_name or ""
 
     async def run() -> _T:
-        async with NodeTunnel(open_by_api(client, project, name, rank, program)) as tunnel:
+        async with NodeTunnel(_open(client, project, name, rank, program)) as tunnel:
             return await act(tunnel)
 
     with session() as client:
@@ -91,6 +99,23 @@ def with_tunnel(
         except RemoteError as error:
             where = f"{target}:{error.filename}" if error.filename else target
             raise CommandFailure(f"{where}: {error.strerror}") from error
+
+
+def _open(client: "ApiClient", project: str, name: str, rank: int, program: str) -> "OpenCarrier":
+    """Return a tunnel to this rank of the job, or of the job that `find_running` finds."""
+    from cavvy.client import ApiError
+    from cavvy.client.tunnel import open_by_api
+
+    async def open_carrier(
+        heard: "Callable[[bytes], None]", over: "Callable[[str], None]"
+    ) -> "TunnelCarrier":
+        try:
+            return await open_by_api(client, project, name, rank, program)(heard, over)
+        except ApiError as error:
+            job = find_running(client, project, name, error)
+            return await open_by_api(client, project, job, rank, program)(heard, over)
+
+    return open_carrier
 
 
 async def wait_lost(tunnel: "NodeTunnel") -> None:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from cavvy.cli.reach.arrays import array_instead, exit_code_of, follow_array
+from cavvy.cli.reach.arrays import exit_code_of, follow_array
+from cavvy.cli.reach.names import find_named
+from cavvy.cli.reach.services import wait_for_end, wait_for_replicas
 from cavvy.cli.reach.session import FOLLOW_PATIENCE_S, PATIENCE_S, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
@@ -72,14 +74,22 @@ def wait_for_all(
     did not succeed, or 0. In a graph, jobs do not count that ended because of another job.
     """
     from cavvy.client import ApiError
+    from cavvy.client.array_wire import ArrayDetail
 
     code = 0
     for name in names:
         try:
             job = _wait(client, project, name, reached, until)
         except ApiError as error:
-            name = array_instead(client, project, name, error).array.id
-            found = follow_array(client, project, name, reached, until)
+            found = find_named(client, project, name, error)
+            if not isinstance(found, ArrayDetail):
+                if "running" in reached:
+                    wait_for_replicas(client, project, name, until)
+                else:
+                    wait_for_end(client, project, name, until)
+                    click.echo(f"service {name} has ended")
+                continue
+            found = follow_array(client, project, found.array.id, reached, until)
             click.echo(f"{found.array.name}: {found.array.reason}")
             ended = [each for each in found.jobs if each.phase in ENDED]
             code = code or exit_code_of(ended)
