@@ -22,6 +22,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from cavvy.cli.reach.bills import find_format, read_bill
 from cavvy.costs.reconcile import (
     Difference,
     DifferenceCause,
@@ -43,7 +44,6 @@ from cavvy.domain.ledger import (
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
-from cavvy.importers.bills import find_format, read_bill
 
 BEGAN = datetime(2026, 10, 5, tzinfo=UTC)
 DAYS = 20

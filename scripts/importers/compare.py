@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cavvy.capabilities.importers.common_fields import BARE_SIZES, find_needs
 from cavvy.catalog.tpu_slices import HostNeed, spread_slices
 from cavvy.domain.tasks import (
     AcceleratorNeed,
@@ -36,7 +37,6 @@ from cavvy.domain.tasks import (
 )
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import fields, replace
-from cavvy.importers.common_fields import BARE_SIZES, find_needs
 from cavvy.spec import SpecError
 from cavvy.spec.engine_section import OWN_COMMAND
 from cavvy.spec.problems import slug

@@ -553,9 +553,9 @@ def reconcile(
     and the ledger are compared for the days of the bill. The dates of --since and --until are days
     in UTC, like the days of the bill. The exit code is 1 if there are differences.
     """
+    from cavvy.cli.reach.bills import BillFileError
     from cavvy.cli.reach.reconciliation import reconcile_file
     from cavvy.cli.view.failure import CommandFailure
-    from cavvy.importers.bills import BillFileError
 
     _check_period(since, until)
     with session() as client:

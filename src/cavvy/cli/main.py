@@ -33,7 +33,6 @@ _OWN: dict[str, dict[str, str]] = {
         "plan": "Rank the offers that a task could run on, with cost, time and reasons.",
         "estimate": "Estimate memory, step time and cost of a training run on every accelerator.",
         "bench": "Run your own script for a minute on chosen accelerators and save its speed.",
-        "convert": "Write a file of another tool as Cavvy's task file.",
         "export": "Write a task as a provider's own job file, for use without Cavvy.",
         "image": "Build container images of tasks.",
         "catalog": "Show, refresh and compare the price catalog.",

@@ -54,6 +54,13 @@ class ConsoleAction(NamedTuple):
     place: str
 
 
+class TaskFiles(NamedTuple):
+    """Task files of other tools that a capability reads."""
+
+    place: str  # what reads them (`task_files.foreign.TaskReader`), as MODULE:NAME
+    tools: tuple[str, ...]  # the names of the tools, which `--as` takes in lower case
+
+
 class OwnTables(NamedTuple):
     """The tables of a capability. They stay in the database while it is left out."""
 
@@ -98,4 +105,5 @@ class Capability(NamedTuple):
     # job's page, above its other figures, and of the page of an array or a group of jobs
     job_parts: tuple[str, ...] = ()
     group_parts: tuple[str, ...] = ()
+    task_files: tuple[TaskFiles, ...] = ()  # the files of other tools that it reads
     tools: tuple[str, ...] = ()  # functions that coding agents may call: they read, or cost nothing

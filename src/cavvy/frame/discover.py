@@ -38,6 +38,12 @@ def find_capabilities() -> Found:
     return _choose(modules, faults, _read)
 
 
+def list_file_tools() -> Sequence[str]:
+    """Return the names of the other tools whose task files are read."""
+    found = find_capabilities().capabilities
+    return [name for each in found for files in each.task_files for name in files.tools]
+
+
 def load(place: str) -> Any:
     """Return what a description names as MODULE:NAME. Raises what the import raises."""
     module, _, name = place.partition(":")

@@ -11,7 +11,7 @@ from cavvy.spec.ignore import list_files
 from cavvy.spec.problems import shown
 from cavvy.spec.uses import explain_unused
 from cavvy.spec.workdir import FolderSnapshot, FreezeError, check_folder, combine, freeze
-from cavvy.task_files import Dialect, Translation, find_local
+from cavvy.task_files import CAVVY, Translation, find_local
 
 MIB = 1 << 20
 _SNAPSHOTS = 3  # maximum number of snapshots of files that change before they are uploaded
@@ -38,7 +38,7 @@ def find_parts(task: TaskSpec, source: Translation, folder: Path) -> dict[str, P
 def _find_parts(task: TaskSpec, source: Translation, folder: Path) -> dict[str, Path]:
     parts = {}
     if task.workdir is not None and task.workdir.path is not None:
-        own = source.kind == Dialect.CAVVY
+        own = source.kind == CAVVY
         path = task.workdir.path
         parts[""] = folder / path if own else find_local(path, folder)
         check_folder(parts[""])
@@ -48,7 +48,7 @@ def _find_parts(task: TaskSpec, source: Translation, folder: Path) -> dict[str, 
             hint = f"relative paths are searched for in {folder} and in the current folder"
             missing = f"the task's file or folder {parts[each.inside]} does not exist"
             raise FreezeError(missing, hint)
-    if source.kind != Dialect.CAVVY and "" in parts:
+    if source.kind != CAVVY and "" in parts:
         parts |= _find_ignored(task, parts[""])
     return parts | find_wheel(task, parts.get(""))
 

@@ -2,8 +2,6 @@
 that the tasks cannot represent.
 """
 
-from enum import StrEnum
-
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct
 
@@ -14,16 +12,7 @@ while :; do sleep 3600 & wait $!; done
 """
 
 
-class Dialect(StrEnum):
-    """The tool that a file was written for."""
-
-    CAVVY = "Cavvy"
-    SKYPILOT = "SkyPilot"
-    DSTACK = "dstack"
-    KUBERNETES = "Kubernetes"
-    SLURM = "Slurm"
-    PBS = "PBS"
-    COMPOSE = "Compose"
+CAVVY = "Cavvy"  # the `kind` of a file that is Cavvy's own
 
 
 class KeptKey(Struct, frozen=True, kw_only=True):
@@ -78,6 +67,7 @@ class Translation(Struct, frozen=True, kw_only=True):
     own_folder: str = ""
     guess: str = ""  # for which tool the file was read and why; "" for Cavvy's own files
     notes: tuple[str, ...] = ()
+    takes_folder: bool = False  # it runs in the current folder, as with its tool's own command
 
     @property
     def task(self) -> TaskSpec | None:

@@ -1,8 +1,8 @@
-"""Detects the tool for which a task file was written, and translates the file into a task.
+"""Reads a task file, Cavvy's own or that of another tool, as a task.
 
 `load_task` and `parse_task`, which `cli` and `api` call, return a task that is ready to run, or
-raise SpecError with every problem of the file. The package `spec` reads Cavvy's own files. A file
-of another tool is recognised by its keys, and `importers` translates it into tasks.
+raise SpecError with every problem of the file. The package `spec` reads Cavvy's own files;
+capabilities read those of other tools (`foreign.TaskReader`).
 """
 
 import os
@@ -16,24 +16,22 @@ from cavvy.domain.tasks import Scalar, TaskSpec, Workdir
 from cavvy.domain.values import Struct, replace
 from cavvy.spec import SpecError, check_uses, parse_own, read_file
 from cavvy.spec.problems import ProblemNotes, SourceMark, SpecProblem
-from cavvy.spec.translation import Dialect, KeptKey, LocalPath, Translation
-from cavvy.task_files.detect import (
-    compose_readable,
-    find_batch_system,
-    find_by_path,
-    find_dialect,
-    is_compose,
-    name_reason,
-    names_no_tool,
+from cavvy.spec.translation import CAVVY, KeptKey, LocalPath, Translation
+from cavvy.task_files.foreign import (
+    ReadOptions,
+    ScriptTask,
+    TaskSource,
+    find_tool,
+    get_reader,
+    list_readers,
 )
 
 if TYPE_CHECKING:
-    from cavvy.importers.scripts import ScriptTask
     from cavvy.spec.fields.params import WrittenValue
-    from cavvy.spec.tree import Node, ScalarNode
+    from cavvy.spec.tree import Node
 
 __all__ = [
-    "Dialect",
+    "CAVVY",
     "KeptKey",
     "LoadedTask",
     "ParsedTask",
@@ -48,34 +46,6 @@ __all__ = [
     "parse_task",
     "parse_tasks",
 ]
-
-
-# For some keys of Cavvy's task file, the keys of other tools that have the same meaning. If the
-# command line overrides the Cavvy key, these keys are replaced, too.
-_OVERRIDDEN = {
-    "image": ("resources.image_id", "image", "registry_auth"),
-    "resources.gpu": ("resources.accelerators", "resources.gpu"),
-    "resources.regions": ("resources.infra", "resources.zone", "availability_zones"),
-    "run": ("run", "commands"),
-    "workdir": ("workdir", "repos"),
-}
-
-
-class ReadOptions(Struct, frozen=True, kw_only=True):
-    """Options from the command line for reading a file.
-
-    `dialect` names the file's tool. If `dialect` is "", the tool is detected from the file's keys,
-    name or folder. `text`, if given, is read instead of the file. `overrides` is a YAML table with
-    keys of the task file; its values replace the file's values. If `serves` is true, the file must
-    describe a service, and otherwise a job. If `takes_folder` is true, `text` is a command, which
-    gets the current folder as its working folder.
-    """
-
-    dialect: str = ""
-    overrides: str = ""
-    text: str | None = None
-    serves: bool = False
-    takes_folder: bool = False
 
 
 _AS_SUBMITTED = ReadOptions()
@@ -141,7 +111,7 @@ def load_tasks(
     for alone, values, changed in _split(text, found, params, options):
         each = load_task(path, values, now=now, options=changed)
         source = replace(each.source, guess=found.guess)
-        if found.kind == Dialect.CAVVY and not loaded:  # what was left out of the whole file
+        if found.kind == CAVVY and not loaded:  # what was left out of the whole file
             source = replace(source, kept=found.kept, notes=(*source.notes, *found.notes))
         loaded.append(replace(each, text=alone, source=source))
     return loaded
@@ -199,7 +169,7 @@ def _split(
     from cavvy.spec.graph import add_overrides, split_text
 
     parts = list(split_text(text.removeprefix("\ufeff")))[-len(found.tasks) :]
-    own = found.kind == Dialect.CAVVY
+    own = found.kind == CAVVY
     for task, (numbered, alone) in zip(found.tasks, parts, strict=True):
         overrides = options.overrides if own else add_overrides(options.overrides, task)
         changed = replace(options, dialect=found.kind, text=numbered, overrides=overrides)
@@ -245,51 +215,26 @@ def load_file(
 def _load(
     file: Path, params: Mapping[str, Scalar], now: datetime | None, options: ReadOptions
 ) -> tuple[str, Translation]:
-    """Read and translate a file. The returned text of a dstack file includes the keys of the
-    profile that dstack would apply.
+    """Read and translate a file. Returns the text that was read, too, which is another one if the
+    file's meaning depends on this machine.
     """
     text = read_file(file) if options.text is None else options.text
-    if options.text is None and is_compose(text, options.dialect):
-        return _load_compose(text, file, params, now, options)
-    found = _parse(text, file, params, now, options)
-    if options.text is not None or found.kind != Dialect.DSTACK or not found.tasks:
-        return text, found
-    from cavvy.importers import add_profile
-
-    profiled = add_profile(text)
-    if profiled.note is not None:
-        found = _parse(profiled.text, file, params, now, options)
-        found = replace(found, kept=(*found.kept, profiled.note))
-    return profiled.text, found
-
-
-def _load_compose(
-    text: str, file: Path, params: Mapping[str, Scalar], now: datetime | None, options: ReadOptions
-) -> tuple[str, Translation]:
-    """Read a Compose file, whose services become tasks of a Cavvy file. Returns the text of that
-    file, since only this machine has the files and variables that the Compose file names.
-    """
-    from cavvy.importers import translate_compose
-    from cavvy.spec.overrides import read_variables
-    from cavvy.spec.tree import check_single, compose_all
-
-    notes = ProblemNotes(str(file), text.removeprefix("\ufeff"), now)
-    guess = f"{file} was read as a file of Docker Compose"
-    try:
-        _refuse_params(Dialect.COMPOSE, notes, params, options.overrides)
-        root = check_single(compose_all(notes.text, notes), notes)
-        notes.check()
-        assert root is not None
-        named = read_variables(options.overrides)
-        made = translate_compose(root, file.resolve().parent, os.environ, named, notes)
-    except SpecError as error:
-        raise SpecError(error.problems, guess) from None
-    whole = "\n---\n".join(made.texts) + "\n"
-    found = _parse(whole, file, {}, now, replace(options, dialect="cavvy"))
-    found = replace(
-        found, guess=guess, kept=(*found.kept, *made.kept), notes=(*found.notes, *made.notes)
+    found = None
+    if options.text is None:
+        source = TaskSource(text, file, params, now, options)
+        asked = (reader.substitute(source) for reader in list_readers())
+        found = next((each for each in asked if each is not None), None)
+    if found is None:
+        return text, _parse(text, file, params, now, options)
+    changed = replace(options, dialect=found.tool or options.dialect)
+    read = _parse(found.text, file, params, now, changed)
+    read = replace(
+        read,
+        guess=found.guess or read.guess,
+        kept=(*read.kept, *found.kept),
+        notes=(*read.notes, *found.notes),
     )
-    return whole, found
+    return found.text, read
 
 
 def parse_task(
@@ -311,14 +256,16 @@ def parse_task(
 
 def load_script(
     path: str | Path, arguments: Sequence[str], *, processes: int = 1
-) -> "ScriptTask | None":
+) -> ScriptTask | None:
     """Return the task of a script of Python or of a shell in the current folder, or None if the
     file is no script. `processes` is how many GPUs its job has. Raises ValueError for a head that
     cannot be read, and OSError.
     """
-    from cavvy.importers import read_script
-
-    return read_script(Path(path), arguments, Path.cwd(), processes=processes)
+    for reader in list_readers():
+        found = reader.read_script(Path(path), arguments, Path.cwd(), processes=processes)
+        if found is not None:
+            return found
+    return None
 
 
 def find_local(path: str, folder: Path) -> Path:
@@ -350,7 +297,7 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
         hint = "`cavvy run` submits them together"
         notes.outside(notes.file, f"the file has {len(found.tasks)} tasks", suggestion=hint)
     serves = found.task is not None and found.task.service is not None
-    own = found.kind == Dialect.CAVVY
+    own = found.kind == CAVVY
     if serves and not options.serves:
         notes.outside(
             "service",
@@ -380,11 +327,9 @@ def _make_ready(found: Translation, notes: ProblemNotes, options: ReadOptions) -
     except SpecError as error:
         raise SpecError(error.problems, found.guess) from None
     assert found.task is not None  # A file that describes no task was already refused above.
-    if found.kind == Dialect.CAVVY:
+    if found.kind == CAVVY:
         return found.task
-    from cavvy.importers import make_ready
-
-    return make_ready(found.task, found)
+    return get_reader(found.kind).make_ready(found.task, found)
 
 
 def _list_beside_pool(task: TaskSpec) -> Iterator[tuple[str, str, str]]:
@@ -422,88 +367,43 @@ def _parse(
     """
     from cavvy.planner.objections import spread_task
     from cavvy.spec.graph import list_filled
-    from cavvy.spec.overrides import apply_overrides, list_overridden, read_sweep
+    from cavvy.spec.overrides import apply_overrides, read_sweep
 
-    text = text.removeprefix("\ufeff")
-    notes = ProblemNotes(str(file), text, now)
-    submits = isinstance(file, Path)
+    source = TaskSource(text, file, params, now, options)
     changed = options.overrides
-    if system := find_batch_system(text, _named_dialect(options.dialect, notes)):
-        return _parse_script(system, file, notes, params, options)
-    documents = compose_readable(notes)
-    neutral = submits and not len(notes) and names_no_tool(documents)
-    dialect = _named_dialect(options.dialect, notes) or (
-        find_by_path(Path(file)) if neutral else None
-    )
-    if (kind := dialect or find_dialect(documents)) is not Dialect.CAVVY:
-        why = "" if dialect else name_reason(documents, kind)
-        try:
-            found = _parse_other(kind, documents, notes, params, changed)
-        except SpecError as error:
-            raise SpecError(error.problems, _say_guess(str(file), "file", kind, why)) from None
-        found = replace(found, guess=_say_guess(str(file), found.what, kind, why))
-    else:
-        # `${{` is Cavvy's own syntax, which shells refuse.
-        neutral = neutral and dialect is None and "${{" not in text
+    submits = source.path is not None
+    found = _translate(source)
+    if found is None:
         sweep = read_sweep(changed)
-        filled = list_filled(documents)
+        filled = list_filled(source.documents)
         if len(filled) > 1:
-            found = _parse_graph(filled, notes, params, changed)
+            found = _parse_graph(filled, source.notes, params, changed)
         else:
-            found = _parse_own(documents, notes, params, sweep, is_neutral=neutral)
-    gone = {key for own in list_overridden(changed) for key in _OVERRIDDEN.get(own, ())}
+            found = _parse_own(source, sweep)
     kept = (
         replace(each, refused=each.refused and not (submits and each.until_submitted))
         for each in found.kept
-        if each.key not in gone
     )
     tasks = tuple(spread_task(apply_overrides(task, changed, now)) for task in found.tasks)
     found = replace(found, tasks=tasks, kept=tuple(kept))
-    if found.kind == Dialect.CAVVY:
+    if found.kind == CAVVY:
         from cavvy.spec.fields.params import list_unreplaced
 
         unreplaced = (note for task in tasks for note in list_unreplaced(task))
         found = replace(found, notes=(*found.notes, *unreplaced))
-    if not isinstance(file, Path):
+    if source.path is None:
         return found
-    if options.takes_folder:
-        return _take_folder(found, Path.cwd(), Path.cwd())
-    return _find_own_folder(found, documents, file.resolve().parent)
+    beside = source.path.resolve().parent
+    if options.takes_folder or found.takes_folder:
+        return _take_folder(found, Path.cwd(), Path.cwd() if options.takes_folder else beside)
+    return _find_own_folder(found, source.documents, beside)
 
 
-def _parse_script(
-    system: Dialect,
-    file: str | Path,
-    notes: ProblemNotes,
-    params: Mapping[str, Scalar],
-    options: ReadOptions,
-) -> Translation:
-    """Read a batch script, which runs in the current folder, as with its tool's own command."""
-    from cavvy.importers import translate_script
-    from cavvy.planner.objections import spread_task
-    from cavvy.spec.overrides import apply_overrides
-    from cavvy.spec.problems import slug
-
-    _refuse_params(system, notes, params, options.overrides)
-    found = translate_script(system, notes.text, notes)
-    guess = _say_guess(str(file), found.what, system, "")
-    try:
-        notes.check()
-    except SpecError as error:
-        raise SpecError(error.problems, guess) from None
-    (task,) = found.tasks
-    task = replace(task, name=task.name or slug(Path(notes.file).stem) or "task")
-    task = spread_task(apply_overrides(task, options.overrides, notes.now))
-    found = replace(found, tasks=(task,), guess=guess)
-    if isinstance(file, Path):
-        found = _take_folder(found, Path.cwd(), file.resolve().parent)
-    return found
-
-
-def _say_guess(file: str, what: str, kind: Dialect, why: str) -> str:
-    """Return for which tool the file is read. `why` is the key that only this tool has, or ""."""
-    reason = f", because of the key `{why}`; `--as cavvy` reads it as a Cavvy file" if why else ""
-    return f"{file} was read as a {what} of {kind}{reason}"
+def _translate(source: TaskSource) -> Translation | None:
+    """Translate a text for another tool. Returns None for one of Cavvy."""
+    find_tool(source.options.dialect, source.make_notes())
+    found = (reader.translate(source) for reader in list_readers())
+    return next((each for each in found if each is not None), None)
 
 
 def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Path) -> Translation:
@@ -517,7 +417,7 @@ def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Pa
     task, root = found.task, documents[0] if documents else None
     if task is None or task.workdir is not None or found.local:
         return found
-    if found.kind == Dialect.KUBERNETES or (found.kind != Dialect.CAVVY and task.image):
+    if found.kind != CAVVY and task.image:
         return found  # the files are in the image
     if isinstance(root, MapNode) and root.get("workdir") is not None:
         return found
@@ -525,7 +425,7 @@ def _find_own_folder(found: Translation, documents: "Sequence[Node]", folder: Pa
     folder, named = find_named(task, beside)
     if not named:
         return found
-    if found.kind in (Dialect.SKYPILOT, Dialect.DSTACK):
+    if found.kind != CAVVY:
         own = "." if folder == Path.cwd() else quote(str(folder))
         name, key = named[0]
         unfit = explain_unfit(folder)
@@ -583,55 +483,23 @@ def _add_folder(overrides: str, folder: str) -> str:
     return str(yaml.safe_dump({**table, "workdir": folder}, sort_keys=False))
 
 
-def _named_dialect(name: str, notes: ProblemNotes) -> Dialect | None:
-    """Return the tool with this name, or None if the name is empty. Raises SpecError for an unknown
-    name.
-    """
-    found = next((each for each in Dialect if each.lower() == name.lower()), None)
-    if name and found is None:
-        notes.outside(
-            f"--as {name}",
-            "unknown tool",
-            expected="skypilot, dstack, kubernetes, slurm, pbs, compose or cavvy",
-        )
-        notes.check()
-    return found
-
-
 def _parse_own(
-    documents: "Sequence[Node]",
-    notes: ProblemNotes,
-    params: Mapping[str, Scalar],
-    sweep: "Mapping[str, Sequence[WrittenValue]] | None",
-    *,
-    is_neutral: bool,
+    source: TaskSource, sweep: "Mapping[str, Sequence[WrittenValue]] | None"
 ) -> Translation:
-    """Read a Cavvy file. `is_neutral` means that no key of the file identifies a tool. If the file
-    is invalid and `is_neutral` is true, the error mentions that the file may be a SkyPilot file.
+    """Read a Cavvy file. If the file is invalid, the error mentions for which other tool it may
+    be.
     """
-    text, now = notes.text, notes.now
+    documents, notes = source.documents, source.notes
     try:
-        task = parse_own(documents, notes, notes.file, params, sweep)
+        return _make_own(documents, parse_own(documents, notes, notes.file, source.params, sweep))
     except SpecError as error:
-        if not is_neutral:
+        remarks = [found for each in list_readers() if (found := each.explain(source)) is not None]
+        if not remarks:
             raise
-        try:
-            _parse_other(
-                Dialect.SKYPILOT, documents, ProblemNotes(notes.file, text, now), params, ""
-            )
-        except SpecError:
-            raise error from None
-        hint = SpecProblem(
-            file=notes.file,
-            line=0,
-            column=0,
-            message=(
-                "the file is valid for SkyPilot, but it was read as a Cavvy file because it has no "
-                "key that only SkyPilot has"
-            ),
-            suggestion="use `--as skypilot` to read the file as a SkyPilot file",
-        )
-        raise SpecError([*error.problems, hint]) from None
+        raise SpecError([*error.problems, *remarks]) from None
+
+
+def _make_own(documents: "Sequence[Node]", task: TaskSpec) -> Translation:
     from cavvy.spec.batch_section import find_batch_files
     from cavvy.spec.engine_section import find_engine_files
 
@@ -639,7 +507,7 @@ def _parse_own(
     local = (
         LocalPath(source=str(source), inside=inside) for inside, source in sorted(files.items())
     )
-    return Translation(kind=Dialect.CAVVY, what="task", tasks=(task,), local=tuple(local))
+    return Translation(kind=CAVVY, what="task", tasks=(task,), local=tuple(local))
 
 
 def _parse_graph(
@@ -654,7 +522,8 @@ def _parse_graph(
     for document, own in zip(documents, split_params(documents, params), strict=True):
         apart = ProblemNotes(notes.file, notes.text, notes.now)
         try:
-            found.append(_parse_own([document], apart, own, None, is_neutral=False))
+            task = parse_own([document], apart, apart.file, own, None)
+            found.append(_make_own([document], task))
         except SpecError as error:
             problems += error.problems
     if problems:
@@ -662,69 +531,4 @@ def _parse_graph(
     tasks = tuple(task for each in found for task in each.tasks)
     check_graph(tasks, documents, list_overridden(overrides), notes)
     notes.check()
-    return Translation(kind=Dialect.CAVVY, what="graph", tasks=tasks)
-
-
-def _parse_other(
-    dialect: Dialect,
-    documents: "Sequence[Node]",
-    notes: ProblemNotes,
-    params: Mapping[str, Scalar],
-    overrides: str,
-) -> Translation:
-    """Read a file of another tool by the rules of that tool. Files of other tools have environment
-    variables instead of parameters, so any entry in `params` is an error.
-    """
-    from cavvy.importers import translate
-    from cavvy.spec.overrides import read_variables
-    from cavvy.spec.problems import slug
-    from cavvy.spec.tree import check_single, compose_all
-
-    repeated: list[ScalarNode] = []
-    if dialect is Dialect.DSTACK:
-        notes = ProblemNotes(notes.file, notes.text, notes.now)
-        documents = compose_all(notes.text, notes, repeated=repeated)
-        if not documents:
-            notes.check()
-    _refuse_params(dialect, notes, params, overrides)
-    if dialect is Dialect.DSTACK:
-        check_single(documents, notes)
-    found = translate(dialect, documents, notes, read_variables(overrides))
-    notes.check()
-    stem = slug(Path(notes.file).stem.removesuffix(".dstack").removesuffix(".sky")) or "task"
-    if found.what == "pipeline":
-        from cavvy.spec.graph import chain
-
-        tasks = tuple(chain(found.tasks, stem))
-    else:
-        tasks = tuple(replace(task, name=task.name or stem) for task in found.tasks)
-    twice = (
-        KeptKey(
-            line=key.mark.line,
-            column=key.mark.column,
-            key=key.text,
-            reason="the key appears twice; Cavvy uses the value in this line",
-        )
-        for key in repeated
-    )
-    return replace(found, tasks=tasks, kept=(*found.kept, *twice))
-
-
-def _refuse_params(
-    dialect: Dialect, notes: ProblemNotes, params: Mapping[str, Scalar], overrides: str
-) -> None:
-    """Refuse the values of parameters, which files of other tools do not have."""
-    from cavvy.spec.overrides import read_sweep
-
-    for name in params:
-        hint = (
-            f"a {dialect} file has environment variables instead of parameters; set one with --env "
-            f"{name}=VALUE"
-        )
-        notes.outside(
-            f"--param {name}", f"this {dialect} file declares no parameter {name}", suggestion=hint
-        )
-    for name in read_sweep(overrides) or {}:
-        message = f"this {dialect} file declares no parameter {name}"
-        hint = "use --array, and compute the values from CAVVY_ARRAY_INDEX"
-        notes.outside(f"--sweep {name}", message, suggestion=hint)
+    return Translation(kind=CAVVY, what="graph", tasks=tasks)

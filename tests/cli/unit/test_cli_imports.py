@@ -16,7 +16,9 @@ HEAVY = (
 # what only some tasks and commands need
 EXTRAS = (
     *(
-        "cavvy.importers",
+        "cavvy.capabilities.importers.translators",
+        "cavvy.capabilities.importers.shapes",
+        "cavvy.capabilities.importers.scripts",
         "cavvy.planner.estimate",
         "cavvy.tracer",
         "cavvy.capabilities.tuning.session",
@@ -80,7 +82,15 @@ def test_help_imports_nothing_heavy(name: str, loaded_for_help: dict[str, list[s
 
 
 def test_offers_import_only_the_catalog_if_nothing_is_configured(tmp_path: object) -> None:
-    heavy = ("asyncio", "ssl", "hashlib", "difflib", "logging", "cavvy.importers", "cavvy.planner")
+    heavy = (
+        "asyncio",
+        "ssl",
+        "hashlib",
+        "difflib",
+        "logging",
+        "cavvy.capabilities.importers.reader",
+        "cavvy.planner",
+    )
     heavy += ("cavvy.client.client", "cavvy.spec", "cavvy.providers.base")
     assert list_heavy(["offers", "A100", "--limit", "1"], str(tmp_path), heavy) == []
 

@@ -15,6 +15,7 @@ from scripts.drills.reconcile import DrilledBill, compare, drill, write_report
 from tests.unit.cli_client import FakeClient, client, make_attempt, make_job
 
 from cavvy.cli.main import cli
+from cavvy.cli.reach.bills import BillFileError, find_format, read_bill
 from cavvy.cli.reach.reconciliation import explain_difference, find_gangs
 from cavvy.client import ApiError
 from cavvy.client.ledger_wire import LedgerEntryView
@@ -34,7 +35,6 @@ from cavvy.costs.reconcile import (
 from cavvy.domain.ledger import EntryKind, LedgerLine, QuantityUnit
 from cavvy.domain.units import Money
 from cavvy.domain.values import asdict, replace
-from cavvy.importers.bills import BillFileError, find_format, read_bill
 
 __all__ = ["client"]
 DAY = datetime(2026, 11, 3, tzinfo=UTC)

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cavvy.capabilities.dev import command as dev
+from cavvy.capabilities.dev.devcontainer import DevContainer
+from cavvy.capabilities.dev.devcontainer import read_file as read_devcontainer
 from cavvy.cli.task import submission
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.importers import read_devcontainer
-from cavvy.importers.devcontainer import DevContainer
 from cavvy.spec import SpecError
 from cavvy.task_files import ReadOptions, parse_task
 

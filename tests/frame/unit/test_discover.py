@@ -97,6 +97,43 @@ def test_imports_between_capabilities_are_those_that_they_declare() -> None:
     }
 
 
+def test_own_files_are_read_without_the_importers(tmp_path: Path) -> None:
+    source = tmp_path / "src"
+    gone = shutil.ignore_patterns("__pycache__", "*.egg-info", "importers")
+    shutil.copytree(ROOT / "src", source, ignore=gone)
+    (tmp_path / "task.yaml").write_text("name: own\nrun: echo hi\n")
+    (tmp_path / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun hostname\n")
+    (tmp_path / "pool.yaml").write_text("name: p\nmax: 2\nresources: {cpu: 2}\n")
+    code = """
+from cavvy.spec import SpecError
+from cavvy.task_files import ReadOptions, load_script, load_task
+from cavvy.task_files.pools import read_pool
+
+def refused(file, **options):
+    try:
+        load_task(file, options=ReadOptions(**options))
+    except SpecError as error:
+        return str(error)
+
+assert load_task("task.yaml").task.name == "own"
+assert load_task("task.yaml", options=ReadOptions(dialect="cavvy")).task.run
+assert read_pool(open("pool.yaml").read(), file="pool.yaml", project="default").max_nodes == 2
+assert load_script("job.sbatch", []) is None
+print(refused("job.sbatch"), refused("task.yaml", dialect="slurm"), sep="\\n")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(source)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the file is a script, not a task file" in done.stdout
+    assert "-- bash job.sbatch` runs the script" in done.stdout
+    assert "--as slurm: unknown tool" in done.stdout
+
+
 class Look(NamedTuple):
     """What the API's description, a new database and the console of a Cavvy show, whose
     `cavvy --help` ran. `logged` is what its log says.

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from cavvy.capabilities.importers.compose.files import _WAIT
 from cavvy.domain.tasks import AcceleratorNeed, ImageBuild, JobDependency, TaskSpec, VolumeKind
-from cavvy.importers.compose.files import _WAIT
 from cavvy.spec import SpecError
 from cavvy.task_files import ReadOptions, load_file, load_tasks
 

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.importers.skypilot.rules import NEEDS
-from cavvy.importers.skypilot.rules import TASK as SKYPILOT
+from cavvy.capabilities.importers import detect
+from cavvy.capabilities.importers.detect import find_dialect
+from cavvy.capabilities.importers.dialects import Dialect
+from cavvy.capabilities.importers.skypilot.rules import NEEDS
+from cavvy.capabilities.importers.skypilot.rules import TASK as SKYPILOT
 from cavvy.spec import SpecError
 from cavvy.spec.fields.resources import RESOURCES
 from cavvy.spec.fields.service import SERVICE
 from cavvy.spec.fields.task import TASK
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.tree import compose_all
-from cavvy.task_files import ReadOptions, detect, load_file, parse_file
-from cavvy.task_files.detect import Dialect, find_dialect
+from cavvy.task_files import ReadOptions, load_file, parse_file
 
 
 def find(text: str) -> Dialect:

@@ -6,11 +6,11 @@ from datetime import timedelta
 import pytest
 from tests.records import make_offer
 
+from cavvy.capabilities.importers.dstack.tasks import join_commands
 from cavvy.catalog.fit import Constraint, meets
 from cavvy.domain.tasks import AcceleratorNeed, JobSchedule, RetryPolicy, SpotPolicy, Workdir
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.importers.dstack.tasks import join_commands
 from cavvy.spec import SpecError
 from cavvy.task_files import ReadOptions, Translation, parse_file, parse_task
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.importers.dstack import TABLES
-from cavvy.importers.shapes import ListRule, OneOfRule, ShapeRule, TableRule
-from cavvy.importers.skypilot.rules import TASK as SKYPILOT
+from cavvy.capabilities.importers.dstack import TABLES
+from cavvy.capabilities.importers.shapes import ListRule, OneOfRule, ShapeRule, TableRule
+from cavvy.capabilities.importers.skypilot.rules import TASK as SKYPILOT
 from cavvy.spec import SpecError
 from cavvy.task_files import parse_file, parse_task
 

@@ -10,10 +10,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from cavvy.capabilities.importers.kubernetes.deployment import read_quantity
 from cavvy.cli.main import cli
 from cavvy.domain.services import ReplicaCount, ReplicaTarget, TargetKind
 from cavvy.domain.tasks import TaskSpec, VolumeKind
-from cavvy.importers.kubernetes.deployment import read_quantity
 from cavvy.providers.kubernetes.export import make_export
 from cavvy.providers.kubernetes.options import read_options
 from cavvy.spec import SpecError

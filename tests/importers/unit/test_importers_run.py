@@ -17,13 +17,13 @@ from click.testing import CliRunner
 from tests.system.ports import free_port
 
 from cavvy.agent.work import mpi
+from cavvy.capabilities.importers.dstack import TABLES
+from cavvy.capabilities.importers.skypilot.rules import NEEDS, TASK
+from cavvy.capabilities.importers.translation_header import VARIABLES
 from cavvy.cli.plan import command as plan
 from cavvy.cli.run import command as run_command
 from cavvy.cli.validate import command as validate
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.importers.dstack import TABLES
-from cavvy.importers.skypilot.rules import NEEDS, TASK
-from cavvy.importers.translation_header import VARIABLES
 from cavvy.sdk.files import find_parts, freeze_parts
 from cavvy.task_files import ReadOptions, load_task, parse_task
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from cavvy.capabilities.importers.scripts import is_script, read_script
 from cavvy.cli.main import cli
-from cavvy.importers.scripts import is_script, read_script
 
 HEAD = '# /// script\n# dependencies = [\n#   "numpy>=2",\n#   "a b",\n# ]\n# ///\n'
 DISTRIBUTED = "import torch.distributed as dist\ndist.init_process_group()\n"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from cavvy.capabilities.importers.reader import READER
 from cavvy.domain.services import RateScope, RequestRate, ServiceSpec, TargetKind
 from cavvy.domain.tasks import ReplicaGroup, ResourceSpec
 from cavvy.domain.values import asdict
-from cavvy.importers import make_ready
 from cavvy.spec import SpecError
 from cavvy.task_files import ReadOptions, parse_file, parse_task
 
@@ -388,7 +388,7 @@ def test_groups_without_roles_are_workers() -> None:
         ("0", "worker"),
         ("big", "worker"),
     ]
-    ready = make_ready(task, translation)
+    ready = READER.make_ready(task, translation)
     for group, command in zip(ready.replica_groups, ("x", "y"), strict=True):
         assert "DSTACK_" in (group.run or "")
         assert "venv" in (group.run or "")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cavvy.agent.work.reaper import list_children
+from cavvy.capabilities.importers.slurm import node_tools
+from cavvy.capabilities.importers.slurm.directives import read_minutes
 from cavvy.domain.tasks import AcceleratorNeed, IndexRange, TaskSpec
-from cavvy.importers.slurm import node_tools
-from cavvy.importers.slurm.directives import read_minutes
 from cavvy.spec import SpecError
 from cavvy.task_files import parse_file, parse_task
 

@@ -8,10 +8,10 @@ import re
 
 import pytest
 
+from cavvy.capabilities.importers.dialects import Dialect
 from cavvy.spec import SpecError
 from cavvy.spec.translation import WAIT
 from cavvy.task_files import ReadOptions, parse_file
-from cavvy.task_files.detect import Dialect
 
 SKYPILOT = "run: x\nnum_nodes: 1\n"
 DSTACK = "type: task\ncommands: [x]\n"

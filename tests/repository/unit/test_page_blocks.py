@@ -2,7 +2,7 @@
 
 | language | check |
 |---|---|
-| `console` | runs as written in tests/importers/system/test_tour.py, with the output that it shows |
+| `console` | runs as written in tests/cli/system/test_tour.py, with the output that it shows |
 | `python` | runs as written in the test that `PROGRAMS` names, or is compiled |
 | `yaml` | is a valid task or service, or the part of one, or a pool |
 | `toml` | are valid settings |
@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.importers.system.test_tour import CLUSTER, GUIDES, HOSTS, TOURS, find_file_name
+from tests.cli.system.test_tour import CLUSTER, GUIDES, HOSTS, TOURS, find_file_name
 from tests.pages import ROOT, Block, read_blocks
 
 from cavvy import settings
@@ -183,7 +183,7 @@ def find_class(block: Block) -> str:
 def test_every_block_is_checked(block: Block) -> None:
     assert find_class(block), (
         f"```{block.language} of {block} is not checked: mark it as `console` and add the page to "
-        "tests/importers/system/test_tour.py, or state here why it cannot run"
+        "tests/cli/system/test_tour.py, or state here why it cannot run"
     )
 
 

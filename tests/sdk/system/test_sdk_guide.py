@@ -15,7 +15,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from tests.importers.system.test_tour import Step, check_shown
+from tests.cli.system.test_tour import Step, check_shown
 from tests.pages import ROOT, read_blocks
 from tests.system.server_state import home_with_jobs
 

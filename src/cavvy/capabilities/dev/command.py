@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Coroutine, Mapping, Sequence
 
+    from cavvy.capabilities.dev.devcontainer import DevContainer
     from cavvy.capabilities.dev.mirror import FolderMirror
     from cavvy.cli.reach.tunnel import LatestTunnel
     from cavvy.client import ApiClient
     from cavvy.client.tunnel import NodeTunnel
     from cavvy.client.wire import JobDetail, JobListing
     from cavvy.domain.tasks import TaskSpec
-    from cavvy.importers.devcontainer import DevContainer
     from cavvy.task_files import LoadedTask, ReadOptions
 
 _T = TypeVar("_T")
@@ -331,11 +331,11 @@ def _read_devcontainer(file: str, options: "ReadOptions") -> "DevContainer | Non
     """Return the file's content if it is a `devcontainer.json`. Raises CommandFailure."""
     if options.text is not None or Path(file).name not in _DEVCONTAINERS[1:]:
         return None
-    from cavvy.importers import read_devcontainer
+    from cavvy.capabilities.dev.devcontainer import read_file
     from cavvy.spec import SpecError
 
     try:
-        found = read_devcontainer(Path(file), os.environ)
+        found = read_file(Path(file), os.environ)
     except SpecError as error:
         raise CommandFailure(str(error), "--no-devcontainer ignores the file", 2) from error
     except OSError as error:

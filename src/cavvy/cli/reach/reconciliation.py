@@ -16,9 +16,9 @@ from cavvy.domain.units import Money, format_usd
 from cavvy.domain.values import Struct
 
 if TYPE_CHECKING:
+    from cavvy.cli.reach.bills import BillFormat
     from cavvy.client import ApiClient
     from cavvy.costs.reconcile import BilledSum, BillSummary, CellKey
-    from cavvy.importers.bills import BillFormat
 
 
 _DAY, _MICROSECOND = timedelta(days=1), timedelta(microseconds=1)
@@ -67,10 +67,10 @@ def reconcile_file(
     `period` is the days of the bill. The compared days in UTC have the same dates that `period` has
     in local time. Raises BillFileError, ImportError or ApiError.
     """
+    from cavvy.cli.reach.bills import find_format, read_bill
     from cavvy.client.ledger_wire import list_entries, to_line
     from cavvy.costs.reconcile import add_up_bill, add_up_ledger, find_lacking, reconcile
     from cavvy.costs.shared_disks import group_disks
-    from cavvy.importers.bills import find_format, read_bill
 
     known, lines = read_bill(file, find_format(form, columns))
     provider = provider or _find_provider(known)
@@ -96,7 +96,7 @@ def reconcile_file(
 
 def _find_provider(form: "BillFormat") -> str:
     """Return the provider whose bills have this format. Raises BillFileError."""
-    from cavvy.importers.bills import BillFileError
+    from cavvy.cli.reach.bills import BillFileError
 
     if form.name == "csv":
         hint = "name the provider, for example --of aws"

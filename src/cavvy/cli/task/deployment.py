@@ -25,7 +25,7 @@ from cavvy.spec.model_files import MODEL_FOLDER, ServedModel, find_models, write
 from cavvy.spec.problems import listed
 from cavvy.spec.tree import read_table
 from cavvy.spec.workdir import FolderEntry, encode_manifest
-from cavvy.task_files import Dialect, ReadOptions, parse_file
+from cavvy.task_files import CAVVY, ReadOptions, parse_file
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -178,7 +178,7 @@ def _find_outputs(job: "JobDetail", task: TaskSpec, choice: ModelChoice) -> list
 
 
 def _check_own(job: "JobDetail", origin: RunOrigin) -> None:
-    if (origin.dialect or Dialect.CAVVY) != Dialect.CAVVY or not origin.task_text:
+    if (origin.dialect or CAVVY) != CAVVY or not origin.task_text:
         what = f"job {job.name} was not submitted from a Cavvy file"
         raise CommandFailure(what, "write the service's file, and add --service FILE", exit_code=2)
 

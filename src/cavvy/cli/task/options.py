@@ -27,6 +27,7 @@ from cavvy.cli.reach.arguments import (
 )
 from cavvy.cli.task.option_groups import GroupedCommand
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.frame.discover import list_file_tools
 
 if TYPE_CHECKING:
     from cavvy.domain.tasks import TaskSpec
@@ -39,13 +40,14 @@ _COMMAND = "cavvy.command"
 _NAME = "cavvy.command.name"
 _STARTS = "cavvy.command.starts"
 
+_TOOLS = [name.lower() for name in list_file_tools()]
+_TOOLS_BEFORE = f"{', '.join(_TOOLS)} or " if _TOOLS else ""
 as_option = click.option(
     "--as",
     "dialect",
     metavar="TOOL",
-    type=click.Choice(["skypilot", "dstack", "kubernetes", "slurm", "pbs", "compose", "cavvy"]),
-    help="The file is one of this tool: skypilot, dstack, kubernetes, slurm, pbs, compose or "
-    "cavvy; otherwise, its content tells.",
+    type=click.Choice([*_TOOLS, "cavvy"]),
+    help=f"The file is one of this tool: {_TOOLS_BEFORE}cavvy; otherwise, its content tells.",
 )
 # Each row: option, key of the task file, metavar ("" for a switch, + if the option is repeatable),
 # help.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.importers.system.test_tour import CLUSTER, follow_page
+from tests.cli.system.test_tour import CLUSTER, follow_page
 from tests.pages import ROOT, read_blocks
 from tests.system.named_machines import play_machine
 from tests.system.server_state import home_with_jobs

@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.cli.system.test_tour import HOSTS, follow_page
 from tests.dev.system.test_dev import terminal
-from tests.importers.system.test_tour import HOSTS, follow_page
 from tests.pages import ROOT, read_blocks
 from tests.system.hosts import Lab, lab_at, worked
 from tests.system.packages import install_packages

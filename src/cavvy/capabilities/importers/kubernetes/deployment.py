@@ -1,0 +1,481 @@
+"""Translates a Deployment of Kubernetes, and what belongs to it, to a task with a service."""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from math import ceil, isfinite
+from shlex import quote
+from typing import Any
+
+from cavvy.capabilities.importers.common_fields import UNBOUNDED, find_header_problem
+from cavvy.capabilities.importers.kubernetes.objects import (
+    ServiceObjects,
+    Values,
+    at,
+    keep_unread,
+)
+from cavvy.catalog.accelerators import find_accelerator
+from cavvy.domain.services import (
+    GPU_PERCENT,
+    ReadinessProbe,
+    ReplicaCount,
+    ReplicaTarget,
+    ServiceSpec,
+    TargetKind,
+)
+from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec, Volume, VolumeKind
+from cavvy.spec.engine_section import OWN_COMMAND, OWN_ENTRYPOINT
+from cavvy.spec.kept_keys import TranslationNotes
+from cavvy.spec.problems import slug
+
+# variables that the agent sets for each replica, also written by `cavvy export kubernetes`
+_AGENT = frozenset(
+    [
+        "PORT",
+        "SERVE_HOST",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NNODES",
+        "NODE_RANK",
+        "NPROC_PER_NODE",
+        "CAVVY_HOSTS",
+    ]
+)
+_SHELLS = frozenset(f"{folder}{name}" for folder in ("", "/bin/") for name in ("sh", "bash"))
+_REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
+_GRACE_S, _PERIOD_S, _TIMEOUT_S, _FAILURES = 30, 10, 1, 3  # Kubernetes' defaults
+_KEY = "HorizontalPodAutoscaler.spec.metrics"
+# names that adapters commonly give to the requests per second, to the requests in flight, and to
+# the use of the GPUs in percent
+_RATE = re.compile(r"requests?_per_sec(ond)?|request_rate|(^|_)[rq]ps($|_)")
+_IN_FLIGHT = re.compile(r"in_?flight|concurren|active_requests|requests_active")
+_GPU = re.compile(rf"{GPU_PERCENT.lower()}|duty_cycle|gpu_utili[sz]ation")
+_PROMETHEUS = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+
+
+def read_service_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> TaskSpec | None:
+    container = objects.container
+    keep_unread(objects, kept_keys)
+    if len(objects.pod.get("containers") or ()) != 1:
+        kept_keys.refuse(objects.mark, "spec.template.spec.containers", "expected one container")
+    env, secrets = read_env(objects, kept_keys)
+    service = _read_service(objects, kept_keys)
+    run = read_command(objects)
+    return TaskSpec(
+        name=slug(str(at(objects.deployment, "metadata").get("name", ""))),
+        run=run,
+        image=read_image(container),
+        env=env,
+        secrets=secrets,
+        resources=read_resources(objects, kept_keys),
+        volumes=read_volumes(objects, kept_keys),
+        service=service,
+    )
+
+
+def read_command(objects: ServiceObjects) -> str:
+    """Return the container's command as a line of shell code. Without `command`, it is the image's
+    own entry point, with the image's own arguments if `args` is absent too
+    (https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container).
+    """
+    container = objects.container
+    words = [
+        str(each) for each in (*(container.get("command") or ()), *(container.get("args") or ()))
+    ]
+    scripts = [words[2]] if len(words) == 3 and _is_shell(words) else []
+    if len(words) == 4 and _is_shell(words) and '$0"' in words[2]:
+        scripts = [words[3]]  # a script for the image's shell, in the form that `export` writes
+    names = {str(each.get("name")) for each in container.get("env") or ()}
+    if scripts:
+        run = _expand(scripts[0], names, lambda text: text).rstrip("\n")
+    else:
+        line = [_expand(each, names, quote) for each in words]
+        if not container.get("command"):
+            line.insert(0, OWN_ENTRYPOINT if words else OWN_COMMAND)
+        run = " ".join(["exec", *line])
+    folder = container.get("workingDir")
+    return run if folder is None else f"cd {quote(str(folder))}\n{run}"
+
+
+def _is_shell(words: Sequence[str]) -> bool:
+    return words[0] in _SHELLS and words[1] == "-c"
+
+
+def _expand(text: str, names: Collection[str], write: Callable[[str], str]) -> str:
+    """Replace the references to variables in a text with the shell's notation. As in Kubernetes,
+    $(NAME) is a reference if a variable has this name, and $$ means $:
+    https://kubernetes.io/docs/tasks/inject-data-application/define-command-argument-container
+    """
+    parts, plain, start = list[str](), "", 0
+    for found in _REFERENCE.finditer(text):
+        plain += text[start : found.start()]
+        start = found.end()
+        if found[1] in names:
+            parts += [write(plain) if plain else "", f'"${{{found[1]}}}"']
+            plain = ""
+        else:
+            plain += "$" if found[0] == "$$" else found[0]
+    plain += text[start:]
+    return "".join([*parts, write(plain) if plain or not parts else ""])
+
+
+def read_env(
+    objects: ServiceObjects,
+    kept_keys: TranslationNotes,
+    config_maps: Mapping[str, Mapping[str, str]] = {},
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Return the variables of the container, and the names of those that are secrets.
+    `config_maps` has the values of the ConfigMaps in the file.
+    """
+    env: dict[str, str] = {}
+    secrets: list[str] = []
+    for each in objects.container.get("env") or ():
+        name, source = str(each.get("name")), at(each, "valueFrom")
+        if "secretKeyRef" in source:
+            kept_keys.note(objects.mark, f"env.{name}", f"set it with `cavvy secret set {name}`")
+            secrets.append(name)
+        elif (value := _find_config(source, config_maps)) is not None:
+            env[name] = value
+        elif source:
+            reason = f"{next(iter(source))} has no equivalent; write a value"
+            kept_keys.refuse(objects.mark, f"env.{name}", reason)
+        elif name not in _AGENT:
+            env[name] = _fill(str(each.get("value", "")), env)
+            unknown = {found[1] for found in _REFERENCE.finditer(str(each.get("value", "")))}
+            if unknown & {*secrets, *_AGENT}:
+                reason = "its value needs another variable that is known only on the node"
+                kept_keys.refuse(objects.mark, f"env.{name}", f"{reason}; set it in `command`")
+    return env, tuple(secrets)
+
+
+def _find_config(source: Values, config_maps: Mapping[str, Mapping[str, str]]) -> str | None:
+    """Return the value that a variable takes from a ConfigMap of the file, or None."""
+    key = at(source, "configMapKeyRef")
+    return config_maps.get(str(key.get("name")), {}).get(str(key.get("key")))
+
+
+def _fill(value: str, env: Mapping[str, str]) -> str:
+    """Return a variable's value, with each reference to an earlier variable replaced by its
+    value."""
+
+    def find(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else env.get(found[1], found[0])
+
+    return _REFERENCE.sub(find, value)
+
+
+def _read_service(objects: ServiceObjects, kept_keys: TranslationNotes) -> ServiceSpec | None:
+    port = _find_port(objects)
+    if port is None:
+        kept_keys.refuse(objects.mark, "ports", "no port is named; write `containerPort`")
+        return None
+    own = {str(each.get("name")) for each in objects.container.get("env") or ()}
+    grace_s = objects.pod.get("terminationGracePeriodSeconds", _GRACE_S)
+    return ServiceSpec(
+        port=port,
+        fixed_port="PORT" not in own,
+        replicas=_read_replicas(objects, kept_keys),
+        concurrency=UNBOUNDED,
+        probe=_read_probe(objects, port, kept_keys),
+        drain=timedelta(seconds=int(grace_s)),
+    )
+
+
+def _find_port(objects: ServiceObjects) -> int | None:
+    """Return the container's port to which the Service points, else the container's first port."""
+    ports = objects.container.get("ports") or ()
+    named = _list_named_ports(objects)
+    fronts = at(objects.service, "spec").get("ports") or ()
+    for front in fronts:
+        target = front.get("targetPort", front.get("port"))
+        found = named.get(str(target), target)
+        if isinstance(found, int):
+            return found
+    numbers: Iterable[object] = (each.get("containerPort") for each in ports)
+    return next((each for each in numbers if isinstance(each, int)), None)
+
+
+def _list_named_ports(objects: ServiceObjects) -> dict[str, object]:
+    ports = objects.container.get("ports") or ()
+    return {str(each.get("name")): each.get("containerPort") for each in ports}
+
+
+def _read_replicas(objects: ServiceObjects, kept_keys: TranslationNotes) -> ReplicaCount:
+    spec = at(objects.scaler, "spec")
+    if not spec:
+        count = int(at(objects.deployment, "spec").get("replicas", 1))
+        return ReplicaCount(least=count, most=max(1, count))
+    return ReplicaCount(
+        least=int(spec.get("minReplicas", 1)),
+        most=int(spec["maxReplicas"]),
+        target=read_target(objects, kept_keys),
+    )
+
+
+def _read_probe(objects: ServiceObjects, port: int, kept_keys: TranslationNotes) -> ReadinessProbe:
+    container = objects.container
+    probe: Values = container.get("readinessProbe") or container.get("startupProbe") or {}
+    get = at(probe, "httpGet")
+    if "exec" in probe or "grpc" in probe:
+        reason = "only HTTP and TCP can be probed; write `httpGet`"
+        kept_keys.refuse(objects.mark, "readinessProbe", reason)
+    _check_probed(objects, probe, port, kept_keys)
+    timeout_s = float(probe.get("timeoutSeconds", _TIMEOUT_S))
+    every_s = max(float(probe.get("periodSeconds", _PERIOD_S)), timeout_s)
+    return ReadinessProbe(
+        path=str(get.get("path", "/")),
+        every=timedelta(seconds=every_s),
+        timeout=timedelta(seconds=timeout_s),
+        start=_read_start(at(container, "startupProbe")),
+        failures=int(probe.get("failureThreshold", _FAILURES)),
+        any_status=not get,
+        headers=_read_headers(objects, get, kept_keys),
+    )
+
+
+def _read_start(probe: Values) -> timedelta:
+    """Return how long a replica may take to start: until the startup probe has failed too often."""
+    failures = int(probe.get("failureThreshold", 0))
+    if not failures:
+        return ReadinessProbe().start
+    wait_s = float(probe.get("initialDelaySeconds", 0))
+    return timedelta(seconds=wait_s + failures * float(probe.get("periodSeconds", _PERIOD_S)))
+
+
+def _check_probed(
+    objects: ServiceObjects, probe: Values, port: int, kept_keys: TranslationNotes
+) -> None:
+    """Refuse probes of another port, and probes with TLS."""
+    get = at(probe, "httpGet")
+    target = (get or at(probe, "tcpSocket")).get("port", port)
+    probed = _list_named_ports(objects).get(str(target), target)
+    if str(probed) != str(port):
+        reason = f"only the service's port {port} can be probed, not port {probed}"
+        kept_keys.refuse(objects.mark, "readinessProbe", reason)
+    if str(get.get("scheme", "HTTP")).upper() != "HTTP":
+        reason = "replicas answer without TLS; the gateway adds TLS"
+        kept_keys.refuse(objects.mark, "readinessProbe.httpGet.scheme", reason)
+
+
+def _read_headers(
+    objects: ServiceObjects, get: Values, kept_keys: TranslationNotes
+) -> tuple[tuple[str, str], ...]:
+    headers = {str(each["name"]): str(each["value"]) for each in get.get("httpHeaders") or ()}
+    for name, value in headers.items():
+        if problem := find_header_problem(name, value):
+            kept_keys.refuse(objects.mark, "readinessProbe.httpGet.httpHeaders", problem)
+    return tuple(headers.items())
+
+
+def read_target(objects: ServiceObjects, kept_keys: TranslationNotes) -> ReplicaTarget:
+    """Return the target of the first metric that a service can have, or the default target. Notes
+    say which metrics have no effect.
+    """
+    spec = at(objects.scaler, "spec")
+    found: ReplicaTarget | None = None
+    for metric in spec.get("metrics") or ():
+        target = _read_metric(metric)
+        name = _name(metric)
+        if target is None:
+            reason = "no target of a service is like it; write `service.replicas.target`"
+            kept_keys.note(objects.mark, _KEY, f"{name}: {reason}")
+        elif found is not None:
+            kept_keys.note(objects.mark, _KEY, f"{name}: a service has one target, the first")
+        else:
+            found = target
+            if target.metric:
+                reason = f"the program's /metrics must contain {target.metric}"
+                kept_keys.note(objects.mark, _KEY, reason)
+    if spec.get("targetCPUUtilizationPercentage"):
+        reason = "no target of a service is like it; write `service.replicas.target`"
+        kept_keys.note(
+            objects.mark, "HorizontalPodAutoscaler.spec.targetCPUUtilizationPercentage", reason
+        )
+    return found or ReplicaTarget()
+
+
+def _source(metric: Values) -> Values:
+    """Return the table of the metric; its key is the metric's type, with a small first letter."""
+    kind = str(metric.get("type", ""))
+    return at(metric, kind[:1].lower() + kind[1:])
+
+
+def _name(metric: Values) -> str:
+    source = _source(metric)
+    name = at(source, "metric").get("name") or source.get("name")
+    return str(name or metric.get("type") or "a metric without a name")
+
+
+def _read_metric(metric: Values) -> ReplicaTarget | None:
+    """Return the target, or None if the metric is not an average over the pods that Cavvy can
+    measure. The use of GPUs is one in each form, because it is a share.
+    """
+    source = _source(metric)
+    name = at(source, "metric").get("name") or source.get("metricName")
+    plain = re.sub(r"\W", "_", str(name or "").lower())
+    is_share = bool(_GPU.search(plain))
+    wanted = _read_wanted(source, is_share)
+    if wanted is None or not name:
+        return None
+    value = read_quantity(wanted)
+    if not isfinite(value) or value <= 0:
+        return None
+    if is_share:
+        share = value / 100 if value > 1 else value
+        return ReplicaTarget(kind=TargetKind.GPU_UTILISATION, value=share) if share <= 1 else None
+    if _RATE.search(plain):
+        return ReplicaTarget(kind=TargetKind.RATE, value=value)
+    if _IN_FLIGHT.search(plain):
+        return ReplicaTarget(kind=TargetKind.CONCURRENCY, value=value)
+    if metric.get("type") != "Pods" or not _PROMETHEUS.fullmatch(str(name)):
+        return None
+    return ReplicaTarget(kind=TargetKind.METRIC, value=value, metric=str(name))
+
+
+def _read_wanted(source: Values, is_share: bool) -> Any:
+    """Return the value that a metric is to have for each pod, or None. In `v2beta1`, the values
+    stand beside the name."""
+    target = at(source, "target")
+    found = target.get("averageValue") or source.get("targetAverageValue")
+    if found is None and is_share:
+        names = ("value", "averageUtilization")
+        found = next((target[name] for name in names if target.get(name)), None)
+        found = found or source.get("targetValue")
+    return found
+
+
+_GPUS = ("nvidia.com/gpu", "amd.com/gpu")
+# labels of nodes that name the GPU: of NVIDIA's device plugin, GKE, and EKS with Karpenter
+_PRODUCTS = (
+    "nvidia.com/gpu.product",
+    "cloud.google.com/gke-accelerator",
+    "karpenter.k8s.aws/instance-gpu-name",
+)
+_BYTES: Mapping[str, float] = {
+    **{unit: 1000.0 ** (power + 1) for power, unit in enumerate("kMGTPE")},
+    **{f"{unit}i": 1024.0 ** (power + 1) for power, unit in enumerate("KMGTPE")},
+    "": 1.0,
+}
+_MIB, _GIB = 1 << 20, 1 << 30
+
+
+def read_resources(objects: ServiceObjects, kept_keys: TranslationNotes) -> ResourceSpec:
+    """Return the container's resource requests, or else its limits."""
+    container = objects.container
+    limits, requests = at(container, "resources", "limits"), at(container, "resources", "requests")
+    asked = {**limits, **requests}
+    cpus, memory = asked.get("cpu"), asked.get("memory")
+    disk = asked.get("ephemeral-storage")
+    gpus = int(next((asked[key] for key in _GPUS if key in asked), 0))
+    needs = tuple(_need_gpus(objects, gpus, kept_keys)) if gpus else ()
+    return ResourceSpec(
+        accelerators=needs,
+        cpus_min=None if cpus is None else read_quantity(cpus) or None,
+        memory_min_mib=None if memory is None else ceil(read_quantity(memory) / _MIB) or None,
+        disk_gib=None if disk is None else max(1, round(read_quantity(disk) / _GIB)),
+    )
+
+
+def read_volumes(objects: ServiceObjects, kept_keys: TranslationNotes) -> tuple[Volume, ...]:
+    """Return the mounted claims, folders of the node and NFS exports."""
+    sources = {each.get("name"): each for each in objects.pod.get("volumes") or ()}
+    found = []
+    for mount in objects.container.get("volumeMounts") or ():
+        name = mount.get("name")
+        source = sources.get(name, {})
+        read_only = bool(mount.get("readOnly", False))
+        if mount.get("subPath") or mount.get("subPathExpr"):
+            reason = "a folder of a volume cannot be mounted; mount the volume"
+            kept_keys.refuse(objects.mark, f"volumeMounts.{name}.subPath", reason)
+        made = next(_list_volumes(objects, source, str(mount.get("mountPath")), read_only), None)
+        if made is not None:
+            found.append(made)
+        elif "emptyDir" in source:
+            kept_keys.note(objects.mark, f"volumes.{name}", "a folder of the container is used")
+        else:
+            kind = next((key for key in source if key != "name"), "nothing")
+            kept_keys.refuse(objects.mark, f"volumes.{name}", f"{kind} has no equivalent")
+    return tuple(found)
+
+
+def read_image(container: Values) -> str | None:
+    """Return the container's image. Raises TypeError."""
+    image = container.get("image")
+    if image is not None and not isinstance(image, str):
+        raise TypeError(image)
+    return image
+
+
+def read_quantity(value: object) -> float:
+    """Parse a quantity of Kubernetes, such as 500m, 16Gi or 2. Raises ValueError."""
+    text = str(value).strip()
+    number = text.rstrip("kKMGTPEim")
+    unit = text[len(number) :]
+    found = float(number) / 1000 if unit == "m" else float(number) * _BYTES[unit]
+    if not (isfinite(found) and found >= 0):
+        raise ValueError(text)
+    return found
+
+
+def _list_volumes(
+    objects: ServiceObjects, source: Values, path: str, read_only: bool
+) -> Iterator[Volume]:
+    """Yield the volume for this source, or nothing if Cavvy has no equivalent."""
+    if claim := at(source, "persistentVolumeClaim"):
+        name = str(claim.get("claimName"))
+        spec = next(
+            (
+                at(each, "spec")
+                for each in objects.claims
+                if at(each, "metadata").get("name") == name
+            ),
+            {},
+        )
+        size = at(spec, "resources", "requests").get("storage")
+        yield Volume(
+            kind=VolumeKind.NAMED,
+            source=name,
+            path=path,
+            read_only=read_only,
+            size_gib=None if size is None else max(1, round(read_quantity(size) / _GIB)),
+            type=str(spec.get("storageClassName") or ""),
+        )
+    if host := at(source, "hostPath"):
+        kind, where = VolumeKind.HOST, str(host.get("path"))
+        yield Volume(kind=kind, source=where, path=path, read_only=read_only)
+    if nfs := at(source, "nfs"):
+        where = f"{nfs.get('server')}:{nfs.get('path')}"
+        yield Volume(kind=VolumeKind.NFS, source=where, path=path, read_only=read_only)
+
+
+def _need_gpus(
+    objects: ServiceObjects, count: int, kept_keys: TranslationNotes
+) -> Iterator[AcceleratorNeed]:
+    """Yield a request for `count` GPUs for each product that the node selector or the required node
+    affinity names, or for any GPU if neither names a product."""
+    labels = at(objects.pod, "nodeSelector")
+    named = [str(labels[each]) for each in _PRODUCTS if each in labels]
+    for label in labels.keys() - set(_PRODUCTS):
+        reason = "labels of nodes have no equivalent; `resources` determines which nodes fit"
+        kept_keys.note(objects.mark, f"nodeSelector.{label}", reason)
+    for product in named[:1] or dict.fromkeys(_list_affine(objects)) or ("",):
+        known = find_accelerator(product) if product else None
+        if product and known is None:
+            reason = f"{product} is not a GPU of the catalog; write `resources.gpu`"
+            kept_keys.refuse(objects.mark, "nodeSelector" if named else "affinity", reason)
+        yield AcceleratorNeed(
+            name=None if known is None else known.accelerator.name,
+            count_min=count,
+            memory_min_mib=None if known is None else known.memory_mib,
+            memory_max_mib=None if known is None else known.memory_mib,
+        )
+
+
+def _list_affine(objects: ServiceObjects) -> Iterator[str]:
+    """Yield the GPU products that the required node affinity permits."""
+    affinity = at(objects.pod, "affinity", "nodeAffinity")
+    terms = at(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+    for term in terms.get("nodeSelectorTerms") or ():
+        for rule in term.get("matchExpressions") or ():
+            if rule.get("key") in _PRODUCTS and rule.get("operator") == "In":
+                yield from map(str, rule.get("values") or ())

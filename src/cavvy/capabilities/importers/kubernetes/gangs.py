@@ -1,0 +1,346 @@
+"""Translates objects of Kubernetes whose pods work together to a task with several nodes: the jobs
+of Kubeflow's training operator (PyTorchJob, XGBoostJob, TFJob, MPIJob), TrainJob and JobSet.
+
+What each operator sets in its pods is in https://www.kubeflow.org/docs/components/trainer and
+https://jobset.sigs.k8s.io/docs/overview.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from shlex import quote
+from typing import Any
+
+from cavvy.capabilities.importers.kubernetes.objects import (
+    JobObject,
+    PodKeys,
+    Values,
+    at,
+    keep_table,
+)
+from cavvy.domain.tasks import JobLimits, RetryPolicy, TaskSpec
+from cavvy.domain.values import Struct, replace
+from cavvy.spec.kept_keys import TranslationNotes
+
+PodReader = Callable[[JobObject, Values, TranslationNotes], TaskSpec | None]
+BACKOFF_S = 10  # the delay before the first retry, which doubles
+GONE = "an ended job stays in the list until `cavvy rm` removes it"
+_SUSPENDED = "a suspended job does not start; delete the key"
+_OF_RUN_POLICY = PodKeys(
+    read=("backoffLimit", "activeDeadlineSeconds"),
+    noted={
+        "cleanPodPolicy": GONE,
+        "ttlSecondsAfterFinished": GONE,
+        "schedulingPolicy": "all nodes of a job start together",
+    },
+    refused={"suspend": _SUSPENDED},
+)
+# torchrun reads PET_*
+_PYTORCH = """\
+export RANK="$NODE_RANK" WORLD_SIZE="$NNODES" PET_NNODES="$NNODES" PET_NODE_RANK="$NODE_RANK"
+export PET_MASTER_ADDR="$MASTER_ADDR" PET_MASTER_PORT="$MASTER_PORT" PYTHONUNBUFFERED=1
+export PET_NPROC_PER_NODE={processes}
+"""
+_XGBOOST = """\
+export RANK="$NODE_RANK" WORLD_SIZE="$NNODES" WORKER_PORT="$MASTER_PORT" PYTHONUNBUFFERED=1
+export WORKER_ADDRS="${CAVVY_HOSTS#*,}"
+[ "$NNODES" -gt 1 ] || WORKER_ADDRS=
+"""
+# Each node has a port of its own, since several may be on one machine.
+_TENSORFLOW = """\
+_rank=0 _chief= _workers=
+for _host in $(echo "$CAVVY_HOSTS" | tr ',' ' '); do
+  _place="\\"$_host:$((MASTER_PORT + 10 + _rank))\\""
+  if [ -n "{chief}" ] && [ $_rank = 0 ]; then _chief="$_place"
+  else _workers="${{_workers:+$_workers, }}$_place"; fi
+  _rank=$((_rank + 1))
+done
+_type=worker _index="$NODE_RANK" _cluster="\\"worker\\": [$_workers]"
+if [ -n "{chief}" ]; then
+  _cluster="\\"{chief}\\": [$_chief]${{_workers:+, $_cluster}}"
+  if [ "$NODE_RANK" = 0 ]; then _type={chief}; else _index=$((NODE_RANK - 1)); fi
+fi
+_task="{{\\"type\\": \\"$_type\\", \\"index\\": $_index}}"
+TF_CONFIG="{{\\"cluster\\": {{$_cluster}}, \\"task\\": $_task}}"
+export TF_CONFIG
+"""
+_JOBSET = """\
+export JOB_COMPLETION_INDEX="$((NODE_RANK % {pods}))" JOB_INDEX="$((NODE_RANK / {pods}))"
+export JOB_GLOBAL_INDEX="$JOB_INDEX"
+"""
+
+
+class _Operator(Struct, frozen=True, kw_only=True):
+    """One kind of the training operator: the key of its roles, the roles whose pods are the nodes,
+    in the order of their ranks, and its other keys."""
+
+    specs: str
+    roles: tuple[str, ...]
+    read: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    noted: tuple[tuple[str, str], ...] = ()
+
+
+_OPERATORS = {
+    "PyTorchJob": _Operator(
+        specs="pytorchReplicaSpecs",
+        roles=("Master", "Worker"),
+        read=("nprocPerNode",),
+        refused=(("elasticPolicy", "the number of nodes of a job is fixed; delete the key"),),
+    ),
+    "XGBoostJob": _Operator(specs="xgbReplicaSpecs", roles=("Master", "Worker")),
+    "TFJob": _Operator(
+        specs="tfReplicaSpecs",
+        roles=("Chief", "Master", "Worker"),
+        noted=(
+            ("successPolicy", "a job has succeeded when all of its nodes have"),
+            ("enableDynamicWorker", "the number of nodes of a job is fixed"),
+        ),
+    ),
+    "MPIJob": _Operator(
+        specs="mpiReplicaSpecs",
+        roles=("Launcher", "Worker"),
+        read=("slotsPerWorker", "sshAuthMountPath", "mpiImplementation", "runLauncherAsWorker"),
+        noted=(
+            ("launcherCreationPolicy", "the launcher starts when all nodes are there"),
+            ("cleanPodPolicy", GONE),
+            ("ttlSecondsAfterFinished", GONE),
+        ),
+    ),
+}
+_OF_TRAIN_JOB = PodKeys(
+    read=("trainer", "runtimeRef", "activeDeadlineSeconds", "failurePolicy"),
+    noted={
+        "podGroupPolicy": "all nodes of a job start together",
+        **dict.fromkeys(("labels", "annotations"), "`tags` describe a job"),
+        "managedBy": "Cavvy runs the job",
+    },
+    refused={
+        "suspend": _SUSPENDED,
+        "initializer": "write `inputs` in a Cavvy file, which copy models and data",
+        "podTemplateOverrides": "what it adds is a part of the runtime of a cluster",
+    },
+)
+_OF_TRAINER = PodKeys(
+    read=("image", "command", "args", "env", "numNodes", "resourcesPerNode", "numProcPerNode"),
+    noted={},
+    refused={},
+)
+_OF_JOB_SET = PodKeys(
+    read=("replicatedJobs", "failurePolicy"),
+    noted={
+        "ttlSecondsAfterFinished": GONE,
+        "network": "MASTER_ADDR and CAVVY_HOSTS have the addresses of the pods",
+        "coordinator": "the first node is the coordinator",
+        "successPolicy": "a job has succeeded when all of its nodes have",
+        "startupPolicy": "all nodes of a job start together",
+    },
+    refused={"suspend": _SUSPENDED, "managedBy": "the controller does not exist here"},
+)
+_OF_REPLICATED = PodKeys(
+    read=("template", "selector", "parallelism", "completions", "completionMode", "backoffLimit"),
+    noted={"ttlSecondsAfterFinished": GONE, "podReplacementPolicy": "nodes start together"},
+    refused={"activeDeadlineSeconds": "a limit of a part; write `limits` in a Cavvy file"},
+)
+GANG_KINDS = (*_OPERATORS, "TrainJob", "JobSet")
+
+
+def read_gang(job: JobObject, read_pod: PodReader, kept: TranslationNotes) -> TaskSpec | None:
+    """Return the task of an object whose pods work together. `read_pod` reads a pod's template."""
+    if job.kind == "TrainJob":
+        return _read_train_job(job, read_pod, kept)
+    if job.kind == "JobSet":
+        return _read_job_set(job, read_pod, kept)
+    return _read_operator_job(job, read_pod, kept)
+
+
+def read_limits(spec: Values) -> JobLimits:
+    """Return the limits that `activeDeadlineSeconds` states."""
+    seconds = spec.get("activeDeadlineSeconds")
+    return JobLimits(duration=None if seconds is None else timedelta(seconds=int(seconds)))
+
+
+def _read_operator_job(
+    job: JobObject, read_pod: PodReader, kept: TranslationNotes
+) -> TaskSpec | None:
+    operator, spec = _OPERATORS[job.kind], at(job.values, "spec")
+    keys = PodKeys(
+        read=(operator.specs, "runPolicy", *operator.read),
+        noted=dict(operator.noted),
+        refused=dict(operator.refused),
+    )
+    keep_table(job.mark, spec, keys, "spec", kept)
+    policy = at(spec, "runPolicy")
+    keep_table(job.mark, policy, _OF_RUN_POLICY, "spec.runPolicy", kept)
+    replicas, where = at(spec, operator.specs), f"spec.{operator.specs}"
+    roles = {name: at(replicas, name) for name in operator.roles if replicas.get(name)}
+    for name in replicas:
+        if name not in operator.roles:
+            reason = "pods of this role do something else, and all nodes of a job are alike"
+            kept.refuse(job.mark, f"{where}.{name}", reason)
+    if not roles:
+        kept.refuse(job.mark, where, f"expected {' or '.join(operator.roles)}")
+        return None
+    if job.kind == "MPIJob":
+        task = _read_mpi(job, spec, roles, read_pod, kept)
+    else:
+        _compare(job, where, roles, kept)
+        task = read_pod(job, at(next(iter(roles.values())), "template"), kept)
+        nodes = sum(int(role.get("replicas", 1)) for role in roles.values())
+        task = task and replace(task, nodes=nodes, run=_begin(job.kind, spec, roles) + task.run)
+    if task is None:
+        return None
+    retry = _read_restarts(next(iter(roles.values())), policy)
+    return replace(task, limits=read_limits(policy), retry=retry)
+
+
+def _begin(kind: str, spec: Values, roles: Values) -> str:
+    """Return the lines that set what the operator sets in each pod."""
+    if kind == "XGBoostJob":
+        return _XGBOOST
+    if kind == "TFJob":
+        chief = next((name.lower() for name in ("Chief", "Master") if name in roles), "")
+        return _TENSORFLOW.format(chief=chief)
+    processes = str(spec.get("nprocPerNode") or "auto")
+    return _PYTORCH.format(processes=_count_processes(processes))
+
+
+def _compare(job: JobObject, where: str, roles: Values, kept: TranslationNotes) -> None:
+    """Refuse roles whose pods differ."""
+    (name, first), *others = roles.items()
+    for other, role in others:
+        if difference := _find_difference(first, role):
+            reason = f"{name} and {other} differ in `{difference}`, and all nodes of a job are "
+            kept.refuse(job.mark, where, f"{reason}alike")
+
+
+def _read_mpi(
+    job: JobObject, spec: Values, roles: Values, read_pod: PodReader, kept: TranslationNotes
+) -> TaskSpec | None:
+    """Return the task of an MPIJob: the commands of the launcher on the nodes of the workers."""
+    launcher, worker = roles.get("Launcher", {}), roles.get("Worker", {})
+    where = "spec.mpiReplicaSpecs"
+    if not launcher or not worker:
+        kept.refuse(job.mark, where, "expected Launcher and Worker")
+        return None
+    images = [_container(role).get("image") for role in (launcher, worker)]
+    if images[0] != images[1]:
+        kept.refuse(job.mark, where, "Launcher and Worker have different images")
+    of_launcher = {**_container(launcher), "resources": _container(worker).get("resources") or {}}
+    pod = {**at(worker, "template", "spec"), "containers": [of_launcher]}
+    task = read_pod(job, {**at(worker, "template"), "spec": pod}, kept)
+    if task is None:
+        return None
+    if "/etc/mpi/" in task.run:
+        reason = "the command names /etc/mpi/hostfile, which only the operator writes; delete it: "
+        kept.refuse(job.mark, f"{where}.Launcher", f"{reason}mpirun knows the nodes")
+    if _container(worker).get("command"):
+        reason = "the nodes need no SSH server: `mpirun` of the launcher reaches them"
+        kept.note(job.mark, f"{where}.Worker.command", reason)
+    slots = int(spec.get("slotsPerWorker", 1))
+    run = f"export NPROC_PER_NODE={slots}\nexec $CAVVY_MPI sh -c {quote(task.run)}"
+    return replace(task, nodes=int(worker.get("replicas", 1)), run=run)
+
+
+def _container(role: Values) -> Values:
+    containers: Sequence[Values] = at(role, "template", "spec").get("containers") or ({},)
+    return containers[0]
+
+
+def _read_train_job(job: JobObject, read_pod: PodReader, kept: TranslationNotes) -> TaskSpec | None:
+    spec = at(job.values, "spec")
+    keep_table(job.mark, spec, _OF_TRAIN_JOB, "spec", kept)
+    trainer = at(spec, "trainer")
+    keep_table(job.mark, trainer, _OF_TRAINER, "spec.trainer", kept)
+    runtime = str(at(spec, "runtimeRef").get("name") or "")
+    if not trainer.get("image") or not (trainer.get("command") or trainer.get("args")):
+        reason = f"the runtime {runtime or 'of the cluster'} has the image and the command; "
+        kept.refuse(job.mark, "spec.trainer", f"{reason}write `image` and `command` here")
+        return None
+    if re.search("mpi|deepspeed|horovod|jax|mlx|xgboost", runtime):
+        reason = f"the runtime {runtime} starts processes in another way than torchrun; write "
+        kept.refuse(job.mark, "spec.runtimeRef", f"{reason}a Cavvy file")
+    elif not runtime.startswith("torch"):
+        reason = "the pods get the variables of torchrun, as with the runtime torch-distributed"
+        kept.note(job.mark, "spec.runtimeRef", reason)
+    container: dict[str, Any] = {
+        "name": "node",
+        **{key: trainer[key] for key in ("image", "command", "args", "env") if key in trainer},
+        "resources": trainer.get("resourcesPerNode") or {},
+    }
+    task = read_pod(job, {"spec": {"containers": [container]}}, kept)
+    if task is None:
+        return None
+    processes = _count_processes(str(trainer.get("numProcPerNode") or "auto"))
+    return replace(
+        task,
+        nodes=int(trainer.get("numNodes", 1)),
+        run=_PYTORCH.format(processes=processes) + task.run,
+        limits=read_limits(spec),
+        retry=_read_max_restarts(spec),
+    )
+
+
+def _read_job_set(job: JobObject, read_pod: PodReader, kept: TranslationNotes) -> TaskSpec | None:
+    spec = at(job.values, "spec")
+    keep_table(job.mark, spec, _OF_JOB_SET, "spec", kept)
+    parts: Sequence[Values] = spec.get("replicatedJobs") or ()
+    if len(parts) != 1:
+        reason = "expected one: all nodes of a job are alike, and `group` in Cavvy files joins "
+        kept.refuse(job.mark, "spec.replicatedJobs", f"{reason}several")
+        return None
+    inner = at(parts[0], "template", "spec")
+    keep_table(job.mark, inner, _OF_REPLICATED, "spec.replicatedJobs.template.spec", kept)
+    pods = int(inner.get("parallelism", 1))
+    if int(inner.get("completions") or pods) != pods:
+        reason = "pods that start one after another are no gang; write `completions` as "
+        kept.refuse(job.mark, "spec.replicatedJobs.completions", f"{reason}`parallelism`")
+    task = read_pod(job, at(inner, "template"), kept)
+    if task is None:
+        return None
+    name = str(at(job.values, "metadata").get("name"))
+    first = f"{name}-{parts[0].get('name')}-0-0"
+    if first in task.run or any(first in value for value in task.env.values()):
+        reason = f"the name {first} does not exist here; write $MASTER_ADDR in the command"
+        kept.refuse(job.mark, "spec.replicatedJobs", reason)
+    retry = _read_max_restarts(spec)
+    nodes = int(parts[0].get("replicas", 1)) * max(1, pods)
+    return replace(task, nodes=nodes, run=_JOBSET.format(pods=max(1, pods)) + task.run, retry=retry)
+
+
+def _read_max_restarts(spec: Values) -> RetryPolicy:
+    restarts = int(at(spec, "failurePolicy").get("maxRestarts", 0))
+    return RetryPolicy(exit=restarts, delay=timedelta(seconds=BACKOFF_S if restarts else 0))
+
+
+def _count_processes(text: str) -> str:
+    """Return the processes of a node as a word of a shell; `auto` and `gpu` mean one a GPU."""
+    if text in ("auto", "gpu"):
+        return '"$NPROC_PER_NODE"'
+    return text if text.isdecimal() else "1"  # cpu: one process
+
+
+def _read_restarts(role: Values, policy: Values) -> RetryPolicy:
+    """Return the retries of a replica that fails. OnFailure is the operator's default."""
+    restart = role.get("restartPolicy", "OnFailure")
+    if restart == "Never":
+        return RetryPolicy(exit=0)
+    limit = policy.get("backoffLimit")
+    delay = timedelta(seconds=BACKOFF_S)
+    # of ExitCode, codes from 128 on, as of a signal, are those to retry
+    codes = tuple(range(128, 256)) if restart == "ExitCode" else ()
+    return RetryPolicy(exit=None if limit is None else int(limit), exit_codes=codes, delay=delay)
+
+
+def _find_difference(first: Values, other: Values) -> str:
+    """Return the key in which the pods of two roles differ, or ""."""
+    left, right = (at(role, "template", "spec") for role in (first, other))
+    pairs: list[tuple[Values, Values, str]] = [(left, right, "spec")]
+    one: Sequence[Values] = left.get("containers") or ()
+    two: Sequence[Values] = right.get("containers") or ()
+    pairs += [(a, b, "containers") for a, b in zip(one, two, strict=False)]
+    for a, b, where in pairs:
+        for key in sorted({*a, *b} - {"containers", "name"}):
+            if a.get(key) != b.get(key):
+                return f"{where}.{key}"
+    return ""

@@ -1,0 +1,226 @@
+"""Translates a Job, CronJob or Pod of Kubernetes to a task; `gangs` does so with several nodes.
+
+The pod is read as that of a Deployment. What says how often and how long it runs is read here, by
+https://kubernetes.io/docs/concepts/workloads/controllers/job.
+"""
+
+from datetime import timedelta
+from shlex import quote
+
+from cavvy.capabilities.importers.kubernetes.deployment import (
+    read_command,
+    read_env,
+    read_image,
+    read_resources,
+    read_volumes,
+)
+from cavvy.capabilities.importers.kubernetes.gangs import (
+    BACKOFF_S,
+    GANG_KINDS,
+    GONE,
+    read_gang,
+    read_limits,
+)
+from cavvy.capabilities.importers.kubernetes.objects import (
+    JobObject,
+    PodKeys,
+    ServiceObjects,
+    Values,
+    at,
+    keep_table,
+    keep_unread,
+)
+from cavvy.domain.arrays import MOST_MEMBERS
+from cavvy.domain.tasks import IndexRange, JobSchedule, RetryPolicy, TaskSpec
+from cavvy.domain.values import replace
+from cavvy.spec.fields.kinds import WrongValue
+from cavvy.spec.fields.times import check_cron
+from cavvy.spec.kept_keys import TranslationNotes
+from cavvy.spec.problems import slug
+
+_BACKOFF_LIMIT = 6  # Kubernetes' default for a Job
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_OF_JOB = PodKeys(
+    read=(
+        *("template", "selector", "manualSelector", "parallelism", "completions"),
+        *("completionMode", "backoffLimit", "activeDeadlineSeconds"),
+    ),
+    noted={"ttlSecondsAfterFinished": GONE, "podReplacementPolicy": "a node ends before the next"},
+    refused={
+        "suspend": "a suspended Job does not start; delete the key",
+        "podFailurePolicy": "write `retry` in a Cavvy file: it can retry certain exit codes only",
+        "successPolicy": "an array has succeeded when all of its jobs have",
+        "backoffLimitPerIndex": "write `retry` in a Cavvy file, which counts for each job",
+        "maxFailedIndexes": "an array goes on when jobs of it fail",
+        "managedBy": "the controller that it names does not exist here",
+    },
+)
+_OF_CRON_JOB = PodKeys(
+    read=("schedule", "timeZone", "jobTemplate", "concurrencyPolicy"),
+    noted={
+        "successfulJobsHistoryLimit": GONE,
+        "failedJobsHistoryLimit": GONE,
+        "startingDeadlineSeconds": "a job that could not start in time starts when it can",
+    },
+    refused={"suspend": "a suspended CronJob does not start; delete the key"},
+)
+
+
+def read_job(job: JobObject, kept_keys: TranslationNotes) -> TaskSpec | None:
+    """Return the task of the object, or None if what it lacks is refused."""
+    if job.kind in GANG_KINDS:
+        return read_gang(job, _read_pod, kept_keys)
+    spec = at(job.values, "spec")
+    schedule = None
+    if job.kind == "CronJob":
+        keep_table(job.mark, spec, _OF_CRON_JOB, "spec", kept_keys)
+        schedule = _read_schedule(job, spec, kept_keys)
+        spec = at(spec, "jobTemplate", "spec")
+    if job.kind == "Pod":
+        task = _read_pod(job, {"spec": spec}, kept_keys)
+        restart = spec.get("restartPolicy", "Always")
+        if restart == "Always":
+            reason = "the work runs once; Kubernetes would start it again when it has ended"
+            kept_keys.note(job.mark, "spec.restartPolicy", reason)
+        retry = RetryPolicy(exit=0 if restart in ("Always", "Never") else None)
+        return task and replace(task, retry=retry)
+    keep_table(job.mark, spec, _OF_JOB, "spec", kept_keys)
+    task = _read_pod(job, at(spec, "template"), kept_keys)
+    if task is None:
+        return None
+    array, parallel = _read_completions(job, spec, kept_keys)
+    limit = int(spec.get("backoffLimit", _BACKOFF_LIMIT))
+    if limit < 0:
+        kept_keys.refuse(job.mark, "spec.backoffLimit", "expected 0 or more")
+    run = task.run
+    if array and spec.get("completionMode") == "Indexed":
+        run = f'export JOB_COMPLETION_INDEX="$CAVVY_ARRAY_INDEX"\n{run}'
+    return replace(
+        task,
+        run=run,
+        array=array,
+        parallel=parallel,
+        schedule=schedule,
+        limits=read_limits(spec),
+        retry=RetryPolicy(exit=limit, delay=timedelta(seconds=BACKOFF_S if limit else 0)),
+    )
+
+
+def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> TaskSpec | None:
+    """Return the task of a pod's template."""
+    template = _add_config_maps(job, template)
+    values = {"metadata": at(job.values, "metadata"), "spec": {"template": template}}
+    objects = ServiceObjects(mark=job.mark, deployment=values, claims=job.claims)
+    before = _take_init(job, objects, kept_keys)
+    keep_unread(objects, kept_keys)
+    pod = objects.pod
+    if len(pod.get("containers") or ()) != 1:
+        kept_keys.refuse(job.mark, "spec.containers", "expected one container")
+        return None
+    if pod.get("subdomain"):
+        reason = "pods that find each other by name are the nodes of one job: write `nodes`"
+        kept_keys.refuse(job.mark, "spec.subdomain", reason)
+    for place in (at(job.values, "metadata"), at(template, "metadata")):
+        if queue := at(place, "labels").get(_QUEUE):
+            kept_keys.note(job.mark, _QUEUE, f"--project, or --pool, queues the job, not {queue}")
+    env, secrets = read_env(objects, kept_keys, job.config_maps)
+    grace_s = pod.get("terminationGracePeriodSeconds", 30)  # Kubernetes' default
+    metadata = at(job.values, "metadata")
+    return TaskSpec(
+        name=slug(str(metadata.get("name") or metadata.get("generateName") or "").strip("-")),
+        run=before + read_command(objects),
+        image=read_image(objects.container),
+        env=env,
+        secrets=secrets,
+        resources=read_resources(objects, kept_keys),
+        volumes=read_volumes(objects, kept_keys),
+        grace=timedelta(seconds=int(grace_s)),
+    )
+
+
+def _take_init(job: JobObject, objects: ServiceObjects, kept_keys: TranslationNotes) -> str:
+    """Take the init containers out of the pod. Return their commands, which run before those of the
+    container, or beside it if they restart always.
+    """
+    image = objects.container.get("image")
+    lines = ""
+    for each in objects.pod.pop("initContainers", None) or ():
+        where = f"initContainers.{each.get('name')}"
+        if each.get("image") != image:
+            reason = "its image is not that of the container, and a node runs one image; put its "
+            kept_keys.refuse(job.mark, where, f"{reason}work into the image, or into `inputs`")
+            continue
+        mounts = [(m.get("name"), m.get("mountPath")) for m in each.get("volumeMounts") or ()]
+        if missing := [name for name, path in mounts if (name, path) not in _list_mounts(objects)]:
+            reason = f"the container has the volume {missing[0]} at another path, or not at all"
+            kept_keys.refuse(job.mark, f"{where}.volumeMounts", reason)
+        pod = {**objects.pod, "containers": [each]}
+        values = {"spec": {"template": {"spec": pod}}}
+        alone = ServiceObjects(mark=job.mark, deployment=values, claims=job.claims)
+        env, secrets = read_env(alone, kept_keys, job.config_maps)
+        if secrets:
+            reason = "secrets of init containers are not passed on; name them in the container"
+            kept_keys.refuse(job.mark, f"{where}.env", reason)
+        exports = "".join(f"export {name}={quote(value)}\n" for name, value in env.items())
+        end = "&" if each.get("restartPolicy") == "Always" else "|| exit"
+        lines += f"(\n{exports}{read_command(alone)}\n) {end}\n"
+    return lines
+
+
+def _list_mounts(objects: ServiceObjects) -> list[tuple[object, object]]:
+    mounts = objects.container.get("volumeMounts") or ()
+    return [(each.get("name"), each.get("mountPath")) for each in mounts]
+
+
+def _add_config_maps(job: JobObject, template: Values) -> Values:
+    """Return the template with the variables of `envFrom` that ConfigMaps of the file have."""
+    pod = dict(at(template, "spec"))
+    containers = []
+    for container in pod.get("containers") or ():
+        left, added = [], []
+        for source in container.get("envFrom") or ():
+            values = job.config_maps.get(str(at(source, "configMapRef").get("name")))
+            if values is None:
+                left.append(source)
+                continue
+            prefix = source.get("prefix", "")
+            added += [
+                {"name": f"{prefix}{name}", "value": value.replace("$", "$$")}
+                for name, value in values.items()
+            ]
+        env = [*added, *(container.get("env") or ())]
+        containers.append({**container, "env": env, "envFrom": left})
+    return {**template, "spec": {**pod, "containers": containers}}
+
+
+def _read_completions(
+    job: JobObject, spec: Values, kept_keys: TranslationNotes
+) -> tuple[tuple[IndexRange, ...], int | None]:
+    """Return the indices of the pods that must succeed, and how many run at once."""
+    completions, parallel = spec.get("completions"), int(spec.get("parallelism", 1))
+    if completions is None:
+        if parallel > 1:
+            reason = "a queue of work without `completions` has no equivalent; write `completions`"
+            kept_keys.refuse(job.mark, "spec.parallelism", reason)
+        return (), None
+    if parallel == 0:
+        kept_keys.refuse(job.mark, "spec.parallelism", "0 starts nothing; delete the key")
+    if int(completions) > MOST_MEMBERS:
+        reason = f"an array has at most {MOST_MEMBERS:,} jobs"
+        kept_keys.refuse(job.mark, "spec.completions", reason)
+        return (), None
+    if int(completions) <= 1:
+        return (), None
+    return (IndexRange(0, int(completions) - 1),), parallel
+
+
+def _read_schedule(job: JobObject, spec: Values, kept_keys: TranslationNotes) -> JobSchedule:
+    if spec.get("concurrencyPolicy", "Allow") == "Replace":
+        reason = "a job that runs is not replaced; write Allow or Forbid"
+        kept_keys.refuse(job.mark, "spec.concurrencyPolicy", reason)
+    cron = str(spec["schedule"])
+    try:
+        check_cron(cron)
+    except WrongValue as error:
+        kept_keys.refuse(job.mark, "spec.schedule", str(error))
+    return JobSchedule(cron=cron, time_zone=str(spec.get("timeZone") or "UTC"))

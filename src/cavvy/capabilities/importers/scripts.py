@@ -1,0 +1,195 @@
+"""Makes a task of a script of Python or of a shell, a notebook or a Makefile: its command, and how
+to install what it needs.
+
+`cavvy run train.py --gpu H100:8 -- --lr 0.1` runs `torchrun … train.py --lr 0.1` if the script uses
+`torch.distributed`, after the dependencies that the script states in its head (PEP 723), or that a
+file beside or above it states.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+from shlex import join, quote
+from typing import Any
+
+from cavvy.capabilities.importers.notebooks import SUFFIX, read_notebook
+from cavvy.task_files.foreign import ScriptTask
+
+# https://packaging.python.org/en/latest/specifications/inline-script-metadata/
+_HEAD, _HEAD_END = "# /// script", "# ///"
+# The process group, or what reads the variables that torchrun sets.
+_DISTRIBUTED = re.compile(
+    r"\btorch\.distributed\b|\bfrom torch import distributed\b|\binit_process_group\("
+    r"|environ(?:\.get\(|\[)\s*[\"'](?:LOCAL_RANK|WORLD_SIZE)[\"']"
+)
+# A script that starts its processes itself.
+_SPAWNS = re.compile(r"\bmp\.spawn\(|multiprocessing\.spawn\(|\bnotebook_launcher\(")
+_TORCHRUN = (
+    'torchrun --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node "$NPROC_PER_NODE" '
+    '--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
+)
+_INTERPRETERS = {".py": "python3", ".sh": "bash", ".bash": "bash"}
+_MAKEFILES = ("Makefile", "makefile", "GNUmakefile")
+_DIRECTIVES = re.compile(r"^#(SBATCH|PBS)\s", re.MULTILINE)
+
+
+def is_script(path: Path, text: str) -> bool:
+    """Return whether a file is a script without directives of a batch system. A task file may name
+    Cavvy as its interpreter.
+    """
+    first = text.partition("\n")[0]
+    if _DIRECTIVES.search(text) and first.startswith("#!"):
+        return False
+    known = path.suffix in (*_INTERPRETERS, SUFFIX) or path.name in _MAKEFILES
+    return known or (first.startswith("#!") and "cavvy" not in first and not _looks_like_yaml(path))
+
+
+def read_script(
+    path: Path, text: str, arguments: Sequence[str], here: Path, *, processes: int
+) -> ScriptTask:
+    """Return the task of a script in the folder `here`, or elsewhere. `processes` is how many GPUs
+    its job has. Raises ValueError for a head that cannot be read.
+    """
+    suffix, path = path.suffix, path.resolve()  # a link may lead to a file with another name
+    folder = here if path.is_relative_to(here) else path.parent
+    name = str(path.relative_to(folder))
+    keys: dict[str, Any] = {}
+    notes: list[str] = []
+    if folder != here:
+        keys["workdir"] = str(folder)
+    if suffix == SUFFIX:
+        setup = _find_file_setup(path, folder, notes)
+        found, said = read_notebook(path, text, arguments, name, setup)
+        return ScriptTask(keys={**keys, **found}, notes=(*notes, *said))
+    command = [*_find_interpreter(path, suffix, text), name, *arguments]
+    if command[0] == "python3":
+        if processes > 1 and _DISTRIBUTED.search(text) and not _SPAWNS.search(text):
+            keys["run"] = f"exec {_TORCHRUN} {join(command[1:])}"
+            notes.append(
+                f"{path.name} uses torch.distributed, so torchrun starts it once for each of the "
+                f"{processes} GPUs"
+            )
+        if setup := _find_setup(path, text, folder, notes):
+            keys["setup"] = setup
+    keys.setdefault("run", f"exec {join(command)}")
+    return ScriptTask(keys=keys, notes=tuple(notes))
+
+
+def _looks_like_yaml(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml", ".json")
+
+
+def _find_interpreter(path: Path, suffix: str, text: str) -> list[str]:
+    """Raises ValueError if nothing says which program runs the script."""
+    if path.name in _MAKEFILES:
+        return ["make", "-f"]
+    if text.startswith("#!"):
+        words = text.partition("\n")[0][2:].split()
+        program = PurePath(words[0]).name if words else ""
+        if program == "env":
+            words = [word for word in words[1:] if word != "-S"]
+            program = words[0] if words else ""
+        if program.startswith("python"):
+            return ["python3", *words[1:]]
+        if program:
+            return [program, *words[1:]]
+    if suffix not in _INTERPRETERS:
+        raise ValueError(f"{path}:1: the line `#!` names no program, such as #!/bin/bash")
+    return [_INTERPRETERS[suffix]]
+
+
+def _find_setup(path: Path, text: str, folder: Path, notes: list[str]) -> dict[str, Any] | None:
+    """Return the setup that installs the dependencies of a script, or None without any."""
+    head = _read_head(path, text)
+    if head is not None:
+        if version := head.get("requires-python"):
+            notes.append(f"{path.name} needs Python {version}; the node's own python3 runs it")
+        needs = [str(each) for each in head.get("dependencies", ())]
+        if not needs:
+            return None
+        notes.append(f"the setup installs what the head of {path.name} states: {', '.join(needs)}")
+        return {"run": f"python3 -m pip install {join(needs)}", "uses": []}
+    return _find_file_setup(path, folder, notes)
+
+
+def _find_file_setup(path: Path, folder: Path, notes: list[str]) -> dict[str, Any] | None:
+    """Return the setup that installs what a file beside or above a script states, or None."""
+    for place in _list_folders(path, folder):
+        for name, command in _FILES.items():
+            if (place / name).is_file():
+                found = str((place / name).relative_to(folder))
+                if name == "pyproject.toml" and not _is_project(place / name):
+                    continue
+                notes.append(f"the setup installs what {found} states")
+                above = os.path.relpath(place, folder)
+                setup = {"run": command.format(file=quote(found), folder=quote(above))}
+                beside = str((place / "pyproject.toml").relative_to(folder))
+                uses = {"uv.lock": [found, beside], "requirements.txt": [found]}.get(name)
+                return setup if uses is None else {**setup, "uses": uses}
+        for name in ("environment.yml", "environment.yaml", "pixi.lock"):
+            if (place / name).is_file():
+                notes.append(f"{name} is not installed: choose an image, or write a `setup`")
+                return None
+    return None
+
+
+# A file that states dependencies, and how they are installed; the most exact one first.
+_FILES = {
+    "uv.lock": (
+        "python3 -m pip install uv && uv export --quiet --frozen --no-emit-project --directory "
+        "{folder} >/tmp/requirements-$$.txt && python3 -m pip install -r /tmp/requirements-$$.txt"
+    ),
+    "requirements.txt": "python3 -m pip install -r {file}",
+    "pyproject.toml": "python3 -m pip install {folder}",
+}
+
+
+def _is_project(path: Path) -> bool:
+    """Return whether a `pyproject.toml` states dependencies, and not only settings of tools."""
+    try:
+        return bool(tomllib.loads(path.read_text("utf-8")).get("project", {}).get("dependencies"))
+    except (OSError, ValueError):
+        return False
+
+
+def _list_folders(path: Path, folder: Path) -> Iterator[Path]:
+    """Yield the folder of a script, and those above it that are submitted."""
+    for place in path.parents:
+        yield place
+        if place == folder:
+            return
+
+
+def _read_head(path: Path, text: str) -> dict[str, Any] | None:
+    """Return the metadata in the head of a script, or None if it has none. Raises ValueError."""
+    found = list(_list_heads(text.split("\n")))
+    if not found:
+        return None
+    if len(found) > 1:
+        raise ValueError(f"{path}: the head `# /// script` appears twice; keep one of them")
+    line, content = found[0]
+    try:
+        return tomllib.loads("\n".join(each[2:] for each in content))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}:{line}: the head `# /// script` is no TOML: {error}") from None
+
+
+def _list_heads(lines: Sequence[str]) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yield the number of each head's first line, and its lines without the first and last. Each
+    line is looked at once, also of a file that begins heads without an end.
+    """
+    lines = [each.rstrip() for each in lines]
+    number = 0
+    while number < len(lines):
+        number += 1
+        if lines[number - 1] != _HEAD:
+            continue
+        begin, last = number, 0
+        while number < len(lines) and (lines[number] == "#" or lines[number].startswith("# ")):
+            if lines[number] == _HEAD_END:
+                last = number
+            number += 1
+        if last > begin:
+            yield begin, lines[begin:last]
