@@ -162,6 +162,10 @@ class VmMachines:
             await self._ask(call, f"the release of machine {machine}")
         self._listing = None
 
+    def is_deleted(self, machine: str) -> bool:
+        """Return whether the cloud has accepted the deletion of a machine by this process."""
+        return machine in self._deleted
+
     def deleted_at(self, machine: str) -> datetime | None:
         """Return the time when the cloud accepted the deletion of a machine. Returns None if this
         process did not delete the machine, or if a deletion does not end the bill in this cloud.

@@ -52,6 +52,8 @@ class VmStatus:
         self._machines, self._ledger, self._launcher, self._now = machines, ledger, launcher, now
         # machine id -> when this process last saw the machine
         self._sighted: dict[str, datetime] = {}
+        # the machines that this process has seen while they were young, and when it first did
+        self._met: dict[str, datetime] = {}
 
     async def look(self, name: str | None) -> Sequence[GangSeen]:
         """Return all launched gangs, or only the launched gang `name` if a name is given. Raises
@@ -63,6 +65,8 @@ class VmStatus:
         since = now - self._machines.traits.ended_listed
         self._sighted = {each: at for each, at in self._sighted.items() if at > since}
         self._sighted |= dict.fromkeys(shown.by_id, shown.at)
+        self._met = {each: at for each, at in self._met.items() if at > now - self._lag}
+        self._met = dict.fromkeys(shown.by_id, shown.at) | self._met
         await self._recall(shown, name)
         errors = await self._update_all(name, shown)
         # an error about another gang must not prevent the report of this gang
@@ -274,9 +278,13 @@ class VmStatus:
             if young and machine.preempted_or_deleted and machine.created_at is None:
                 return node
             self._sighted[node.id] = now
+            self._met.setdefault(node.id, now)
             return self._machines.sight(node, machine, now)
         deleted = self._machines.deleted_at(node.id)
         seen_at = self._sighted.get(node.id, datetime.min.replace(tzinfo=now.tzinfo))
+        # one that was listed, and is missing after its deletion, is not missing because it is young
+        if self._machines.is_deleted(node.id) and node.id in self._met:
+            young = False
         if young or now - seen_at < self._machines.traits.ended_listed:
             return node
         self._sighted.pop(node.id, None)

@@ -28,6 +28,7 @@ from cavvy.providers.contract.memory_cloud import (
     MANIFEST,
     MemoryCloud,
     MemoryPlace,
+    Rented,
     make_node_endpoint,
 )
 from cavvy.providers.contract.rest_stand_in import finish
@@ -329,6 +330,29 @@ async def test_a_gang_that_cannot_start_in_time_beside_another_is_refused_before
     with pytest.raises(TryAgain):  # no launch is before it any more
         await provider.launch(replace(spec, name="rm-2-job-1"))
     await provider.remove("rm-2-job-1")
+
+
+async def test_a_machine_that_was_listed_and_then_deleted_has_ended_however_young_it_is(
+    tmp_path: Path,
+) -> None:
+    """Such as a notebook that its user stops in the first minute."""
+
+    class PromptCloud(MemoryCloud):
+        def _show(self, rented: Rented) -> CloudMachine | None:
+            shown = super()._show(replace(rented, at=rented.at - BARE.list_lag))
+            return None if rented.ended else shown
+
+    place = MemoryPlace(BARE, tmp_path)
+    place.cloud = PromptCloud(BARE)
+    provider, spec = place.provider(OURS), make_gang(place)
+    await provider.launch(spec)
+    await place.wait(LIST_AGE)
+    (seen,) = await provider.gangs(spec.name)
+    assert seen.state in (GangState.STARTING, GangState.RUNNING)
+    await provider.remove(spec.name)
+    await place.wait(LIST_AGE)
+    (seen,) = await provider.gangs(spec.name)
+    assert seen.state is GangState.ENDED
 
 
 async def test_a_launch_that_has_bought_nodes_is_finished_before_another_buys_any(
