@@ -260,9 +260,12 @@ def test_orders_are_numbered_and_looks_are_counted() -> None:
     changes = adjust_attempt(rows(ATTEMPT, *nodes), ATTEMPT, order, NOW)
     assert [node.order.seq for node in changes.nodes if node.order] == [1, 5]
     assert changes.events[0].text == "enough: ranks 0, 1 must stop within 30 s"
-    one = replace(order, ranks=(0,), kind="notice")
-    text = adjust_attempt(rows(), ATTEMPT, one, NOW).events[0].text
-    assert text == "enough: the node will be reclaimed in 30 s"
+    one = replace(order, ranks=(0,), kind="notice", reason="a fire drill reclaims the node")
+    text = adjust_attempt(rows(ATTEMPT, NODES[0]), ATTEMPT, one, NOW).events[0].text
+    assert text == "a fire drill reclaims the node: the node has 30 s left"
+    gang = replace(one, reason="rank 1 is being reclaimed")
+    text = adjust_attempt(rows(ATTEMPT, *nodes), ATTEMPT, gang, NOW).events[0].text
+    assert text == "rank 1 is being reclaimed: rank 0 has 30 s left"
     [missed] = adjust_attempt(rows(), ATTEMPT, gangs.CountMiss(), NOW).attempts
     assert (missed.missed_looks, missed.missed_since) == (2, NOW - MINUTE)
     [found] = adjust_attempt(rows(), ATTEMPT, gangs.ClearMisses(), NOW).attempts

@@ -385,19 +385,21 @@ def order_ranks(
             seq=seq, kind=action.kind, seconds=action.seconds, reason=action.reason, at=now
         )
         nodes.append(replace(node, order=order))
-    text = f"{action.reason}: {_describe(action)}"
+    text = f"{action.reason}: {_describe(action, len(rows.nodes_of(attempt)))}"
     event = make_event(rows.job, now, action.kind, text, attempt.number)
     return RowChanges(nodes=tuple(nodes), events=(event,))
 
 
-def _describe(action: gangs.OrderRanks) -> str:
+def _describe(action: gangs.OrderRanks, nodes: int) -> str:
+    """Say what the order asks of its ranks, after the reason, which says that a node goes."""
+    one = len(action.ranks) == 1
     names = ", ".join(str(rank) for rank in action.ranks)
-    ranks = "the node" if action.ranks == (0,) else f"ranks {names}"
+    ranks = "the node" if nodes == 1 else f"rank {names}" if one else f"ranks {names}"
     if action.kind == "stop":
         return f"{ranks} must stop within {action.seconds:.0f} s"
     if action.kind == STACKS:
         return f"{ranks} must report the stacks of the work"
-    return f"{ranks} will be reclaimed in {action.seconds:.0f} s"
+    return f"{ranks} {'has' if one else 'have'} {action.seconds:.0f} s left"
 
 
 # The effects of a write
