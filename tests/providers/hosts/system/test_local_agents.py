@@ -4,10 +4,14 @@ import asyncio
 import json
 import os
 import signal
+import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import reduce
+from operator import and_
 from pathlib import Path
 
 import pytest
@@ -227,6 +231,19 @@ def test_work_that_ended_before_its_agent_was_killed_keeps_its_exit_code(
     asyncio.run(scenario())
 
 
+def list_kept(proc: Path) -> Counter[str]:
+    """The files that a process has open all the time: an agent reads files of /proc and sends
+    requests between two looks."""
+    looks = []
+    while len(looks) < 10:
+        looks.append(Counter[str]())
+        for each in (proc / "fd").iterdir():
+            with suppress(FileNotFoundError):  # it was closed since
+                looks[-1][os.readlink(each).split(":")[0]] += 1
+        time.sleep(0.05)
+    return reduce(and_, looks)
+
+
 def describe(pid: int, gang: str) -> dict[str, object]:
     """What other programs see of an agent, without what differs between two gangs."""
     proc = Path(f"/proc/{pid}")
@@ -237,7 +254,7 @@ def describe(pid: int, gang: str) -> dict[str, object]:
         **{name: value for name, value in status if name in masks},
         "arguments and environment": [text.replace(gang, "GANG").split("\0") for text in texts],
         "folder": os.readlink(proc / "cwd"),
-        "files": sorted(os.readlink(each).split(":")[0] for each in (proc / "fd").iterdir()),
+        "files": sorted(list_kept(proc).elements()),
         "is in a session of its own": os.getsid(pid) == pid,
     }
 
