@@ -615,12 +615,12 @@ CASES = (
 
 def estimate(case: Case, name: str, small: bool) -> dict[str, Any]:
     """The estimated milliseconds of a step, and the estimated and the needed memory."""
+    from cavvy.capabilities.estimates.tracer.fake_device import fake_device
+    from cavvy.capabilities.estimates.tracer.trace import trace_step
     from cavvy.cli.task.profiles import measured_devices
     from cavvy.planner.device_rates import device_of
     from cavvy.planner.estimate.profile import StepSettings, read_profile
     from cavvy.planner.estimate.table import estimate_on
-    from cavvy.tracer.fake_device import fake_device
-    from cavvy.tracer.trace import trace_step
 
     device = device_of(name)
     if device is None:

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.estimate_steps import MEASURED, UNSEEN, name_measured
 
-from cavvy.tracer.fake_device import fake_device
-from cavvy.tracer.trace import trace_step
+from cavvy.capabilities.estimates.tracer.fake_device import fake_device
+from cavvy.capabilities.estimates.tracer.trace import trace_step
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "benchmarks" / "estimate_profiles.jsonl.gz"

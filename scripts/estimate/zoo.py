@@ -120,8 +120,8 @@ def list_wanted() -> Iterator[tuple[str, int, str, bool]]:
 
 
 def main() -> None:
-    from cavvy.tracer.fake_device import fake_device
-    from cavvy.tracer.trace import trace_step
+    from cavvy.capabilities.estimates.tracer.fake_device import fake_device
+    from cavvy.capabilities.estimates.tracer.trace import trace_step
 
     lines = []
     for name, batch, precision, checkpointing in list_wanted():

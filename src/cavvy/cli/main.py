@@ -7,14 +7,14 @@ import io
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import click
 
 from cavvy import __version__
-from cavvy.frame.capability import FIRST_ONE
+from cavvy.frame.capability import FIRST_ONE, Capability, Command
 from cavvy.frame.discover import find_capabilities
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ _OWN: dict[str, dict[str, str]] = {
         "validate": "Check a task file and explain what is wrong.",
         "offers": "List the machines that you can rent or use, filtered and sorted by price.",
         "plan": "Rank the offers that a task could run on, with cost, time and reasons.",
-        "estimate": "Estimate memory, step time and cost of a training run on every accelerator.",
-        "bench": "Run your own script for a minute on chosen accelerators and save its speed.",
         "export": "Write a task as a provider's own job file, for use without Cavvy.",
         "image": "Build container images of tasks.",
         "catalog": "Show, refresh and compare the price catalog.",
@@ -181,24 +179,36 @@ def _add_commands() -> _CommandTable:
     }
     sections = {title: list(names.items()) for title, names in _OWN.items()}
     merged, inner = dict(_OWN_MERGED), list[str]()
-    for capability in found.capabilities:
-        for each in capability.commands:
-            if each.name in places:
-                left_out[f"{capability.name}, command {each.name}"] = "another command has its name"
-                continue
-            places[each.name] = each.place
-            if " " in each.name:
-                inner.append(each.name)
-                continue
-            rows = sections.setdefault(each.section, [])
-            at = {name: index + 1 for index, (name, _) in enumerate(rows)}
-            before = [0] if each.after == FIRST_ONE else []
-            before += [at[name] for name in each.after.split() if name in at]
-            rows.insert(before[0] if before else len(rows), (each.name, each.summary))
-            if each.called:
-                merged[each.name] = each.called
+    for owner, each in _order(found.capabilities):
+        if each.name in places:
+            left_out[f"{owner}, command {each.name}"] = "another command has its name"
+            continue
+        places[each.name] = each.place
+        if " " in each.name:
+            inner.append(each.name)
+            continue
+        rows = sections.setdefault(each.section, [])
+        at = {name: index + 1 for index, (name, _) in enumerate(rows)}
+        before = [0] if each.after == FIRST_ONE else []
+        before += [at[name] for name in each.after.split() if name in at]
+        rows.insert(before[0] if before else len(rows), (each.name, each.summary))
+        if each.called:
+            merged[each.name] = each.called
     table = {title: dict(rows) for title, rows in sections.items()}
     return _CommandTable(table, places, merged, tuple(inner), left_out)
+
+
+def _order(capabilities: Sequence[Capability]) -> Iterator[tuple[str, Command]]:
+    """Yield the commands with the names of their capabilities; each follows those after which it
+    may stand.
+    """
+    waiting = [(owner.name, command) for owner in capabilities for command in owner.commands]
+    while waiting:
+        names = {command.name for _, command in waiting}
+        free = (each for each in waiting if names.isdisjoint(each[1].after.split()))
+        first = next(free, waiting[0])
+        waiting.remove(first)
+        yield first
 
 
 SECTIONS, PLACES, MERGED, _INNER, LEFT_OUT = _add_commands()

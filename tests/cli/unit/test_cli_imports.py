@@ -20,7 +20,7 @@ EXTRAS = (
         "cavvy.capabilities.importers.shapes",
         "cavvy.capabilities.importers.scripts",
         "cavvy.planner.estimate",
-        "cavvy.tracer",
+        "cavvy.capabilities.estimates.tracer",
         "cavvy.capabilities.tuning.session",
         "cavvy.train",
     ),

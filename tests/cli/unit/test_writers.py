@@ -36,7 +36,7 @@ KNOWN = {
     "capabilities/edge/conversion.py:_take": OWN,
     "capabilities/edge/wheels.py:collect_wheels": OWN,
     "capabilities/edge/model_keys.py:make_key": "a new file that the user names, over no other",
-    "cli/task/kernel_bench.py:measure_job": OWN,
+    "capabilities/estimates/kernel_bench.py:measure_job": OWN,
     "cli/reach/sshd.py:host_key": STATE,
     "cli/setup.py:_Setup._store_key": STATE,
     "cli/setup.py:_Setup.undo": STATE,

@@ -3,7 +3,6 @@
 import pytest
 import yaml
 
-from cavvy.cli.bench import make_text
 from cavvy.providers.formats.notes import dump_yaml
 from cavvy.sdk.values import write_text
 from cavvy.spec.tree import read_table
@@ -35,9 +34,3 @@ def test_texts_that_look_like_other_values_stay_texts(text: str) -> None:
 def test_numbers_stay_numbers(number: float) -> None:
     assert yaml.safe_load(dump_yaml([number])) == [number]
     assert read_table(dump_yaml({"x": number})) == {"x": number}
-
-
-def test_a_benchmark_runs_the_values_of_the_task_file() -> None:
-    values = "{flag: no, time: 10:30, mode: 010, day: 2024-01-01, lr: 1e-05, text: '1e-05'}"
-    text = make_text(f"name: x\nparams: {values}\nrun: train\n", None, (), 60.0)
-    assert (read_table(text) or {})["params"] == (read_table(f"p: {values}") or {})["p"]

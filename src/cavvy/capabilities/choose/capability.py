@@ -12,7 +12,7 @@ CAPABILITY = Capability(
             summary="Compare accelerators across providers by price, performance and measured "
             "runs.",
             section="Describe and plan",
-            after="bench",
+            after="bench plan",
         ),
         Command(
             name="tco",

@@ -11,7 +11,7 @@ CAPABILITY = Capability(
             place="cavvy.capabilities.importers.convert:command",
             summary="Write a file of another tool as Cavvy's task file.",
             section="Describe and plan",
-            after="diagram bench",
+            after="diagram bench plan",
         ),
     ),
     task_files=(

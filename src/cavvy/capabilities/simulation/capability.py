@@ -12,7 +12,7 @@ CAPABILITY = Capability(
             place=f"{_HERE}.command:command",
             summary="Run the policies over recorded spot markets and queues.",
             section="Describe and plan",
-            after="diagram bench",
+            after="diagram bench plan",
         ),
     ),
     modes=(Mode("plan", f"{_HERE}.load:LOAD"),),

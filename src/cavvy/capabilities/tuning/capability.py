@@ -12,7 +12,7 @@ CAPABILITY = Capability(
             place=f"{_COMMAND}:command",
             summary="Show where a training script's time and money go, and what to fix.",
             section="Describe and plan",
-            after="diagram bench",
+            after="diagram bench plan",
         ),
         Command(
             name="tune",
@@ -23,4 +23,5 @@ CAPABILITY = Capability(
         ),
     ),
     docs=("guides/profile-and-tune.md",),
+    needs=("estimates",),
 )

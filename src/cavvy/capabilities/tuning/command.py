@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.reach.arguments import explain_relative_import, list_words, script_argument
+from cavvy.capabilities.estimates.script_argument import (
+    explain_relative_import,
+    list_words,
+    script_argument,
+)
 from cavvy.cli.reach.session import ended_by_signals
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import amount_option, count_option, positive_option

@@ -1,4 +1,4 @@
-"""The work profile: the FLOPs, memory traffic and memory use of one micro-batch. `cavvy.tracer`
+"""The work profile: the FLOPs, memory traffic and memory use of one micro-batch. A trace
 writes profiles as JSON-compatible data. A profile is evaluated with `StepSettings`.
 """
 

@@ -36,7 +36,7 @@ WORKSPACE_MIB = 64
 KEPT_COMPILED = 0.15
 
 # Because of fragmentation, the allocator reserves more memory than the tensors use at their peak.
-# A trace simulates these gaps (`cavvy.tracer.allocator`). Added are a part of the largest tensor,
+# A trace simulates these gaps (its file `allocator.py`). Added are a part of the largest tensor,
 # for which another order of requests may leave no block, this share of the memory in use, and
 # CONTEXT_MIB for the driver's context and loaded kernels. The values were chosen such that each
 # measured step needs at least 3 % less (docs/reference/estimate.md), whether its profile was scaled

@@ -8,8 +8,13 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 from unittest.mock import patch
 
+from cavvy.capabilities.estimates.tracer.script import (
+    find_ranks,
+    is_rank_missing,
+    run_script,
+    watch_rank_variables,
+)
 from cavvy.capabilities.tuning.probe.child import NO_LOOP, ProbeChannel, ProbeDone, ScriptProbe
-from cavvy.tracer.script import find_ranks, is_rank_missing, run_script, watch_rank_variables
 
 OWN_RANKS = (
     "the script starts its ranks itself, so their steps cannot be measured: change the script so "

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from cavvy.capabilities.estimates.tracer.script import trace_script
 from cavvy.planner.estimate.profile import StepSettings, read_profile
 from cavvy.planner.estimate.table import estimate_memory, list_unmeasured
-from cavvy.tracer.script import trace_script
 
 HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
 

@@ -12,14 +12,19 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
+from cavvy.capabilities.estimates.tracer.fake_device import fake_device
+from cavvy.capabilities.estimates.tracer.operations import (
+    as_on_gpu,
+    classify,
+    count_flops,
+    find_window,
+)
+from cavvy.capabilities.estimates.tracer.script import run_script, trace_script
+from cavvy.capabilities.estimates.tracer.trace import trace_step
 from cavvy.cli.main import cli
 from cavvy.planner.device_rates import device_of
 from cavvy.planner.estimate.profile import StepSettings, read_profile
 from cavvy.planner.estimate.roofline import count_launches, estimate_step
-from cavvy.tracer.fake_device import fake_device
-from cavvy.tracer.operations import as_on_gpu, classify, count_flops, find_window
-from cavvy.tracer.script import run_script, trace_script
-from cavvy.tracer.trace import trace_step
 
 MIB = 1 << 20
 
@@ -363,7 +368,11 @@ def test_a_script_may_say_itself_what_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_missing_package_of_the_tracer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [each for each in sys.modules if each.startswith(("cavvy.train", "cavvy.tracer"))]:
+    for name in [
+        each
+        for each in sys.modules
+        if each.startswith(("cavvy.train", "cavvy.capabilities.estimates.tracer"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     failed = CliRunner().invoke(cli, ["estimate", __file__])

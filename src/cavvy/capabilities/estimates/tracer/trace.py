@@ -16,8 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cavvy.tracer.allocator import simulate
-from cavvy.tracer.operations import (
+from cavvy.capabilities.estimates.tracer.allocator import simulate
+from cavvy.capabilities.estimates.tracer.operations import (
     FUSIBLE,
     as_on_gpu,
     classify,

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cavvy.tracer.script import trace_script
+from cavvy.capabilities.estimates.tracer.script import trace_script
 
 HEAD = "import torch\nfrom torch import nn\nimport torch.nn.functional as F\n"
 

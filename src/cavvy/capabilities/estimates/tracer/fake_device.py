@@ -15,9 +15,9 @@ from torch._subclasses import fake_tensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from cavvy.tracer.imports import short_imports
-from cavvy.tracer.operations import find_place
-from cavvy.tracer.values import (
+from cavvy.capabilities.estimates.tracer.imports import short_imports
+from cavvy.capabilities.estimates.tracer.operations import find_place
+from cavvy.capabilities.estimates.tracer.values import (
     ReadValues,
     ValueFunctions,
     find_decided,

@@ -7,9 +7,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from cavvy.cli.task.kernel_bench import collect  # noqa: E402
-from cavvy.tracer import bench_kernels  # noqa: E402
-from cavvy.tracer.bench_kernels import Case, Device, list_cases, measure  # noqa: E402
+from cavvy.capabilities.estimates.kernel_bench import collect  # noqa: E402
+from cavvy.capabilities.estimates.tracer import bench_kernels  # noqa: E402
+from cavvy.capabilities.estimates.tracer.bench_kernels import Case, Device, list_cases, measure  # noqa: E402
 
 SMALL = 1 << 23  # bytes of a kernel that a CPU computes at once
 

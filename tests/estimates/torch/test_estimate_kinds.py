@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cavvy.capabilities.estimates.tracer.fake_device import fake_device
+from cavvy.capabilities.estimates.tracer.trace import trace_step
 from cavvy.cli.task.profiles import measured_devices
 from cavvy.planner.device_rates import device_of, peak_of
 from cavvy.planner.estimate.profile import StepSettings, WorkProfile, read_profile
 from cavvy.planner.estimate.roofline import estimate_step
 from cavvy.planner.estimate.table import list_devices, list_unmeasured
-from cavvy.tracer.fake_device import fake_device
-from cavvy.tracer.trace import trace_step
 
 
 def layer(inputs: int, outputs: int) -> nn.Sequential:

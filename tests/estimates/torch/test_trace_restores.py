@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from cavvy.tracer.script import trace_script
+from cavvy.capabilities.estimates.tracer.script import trace_script
 
 
 def test_signals_end_the_command_after_it_has_traced_a_script_that_handles_them(

@@ -29,7 +29,7 @@ from torch import distributed
 from torch.distributed import device_mesh, distributed_c10d, fsdp
 from torch.utils.data import DataLoader
 
-from cavvy.tracer.values import is_own_call
+from cavvy.capabilities.estimates.tracer.values import is_own_call
 
 TORCHRUN = {
     "RANK": "0",

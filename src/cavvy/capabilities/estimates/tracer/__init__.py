@@ -6,5 +6,3 @@ and summarizes the step. The module `operations.py` determines the kinds, FLOPs 
 operations, and `values.py` and `sizes.py` supply assumed values and sizes where a fake tensor has
 no data.
 """
-
-MODULE = "-m "  # the beginning of the name of a script that is a module instead of a file

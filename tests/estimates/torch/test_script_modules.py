@@ -16,8 +16,8 @@ pytest.importorskip("torch")
 
 from click.testing import CliRunner
 
+from cavvy.capabilities.estimates import traced
 from cavvy.cli.main import cli
-from cavvy.cli.task import profiles
 from cavvy.cli.view.failure import CommandFailure
 
 LAYER = "from torch import nn\ndef make():\n    return nn.Linear(8, 4, bias=False)\n"
@@ -122,7 +122,7 @@ def test_a_pass_that_tries_a_model_before_its_optimizer_is_not_a_part_of_the_ste
             f"import torch\nmodel = torch.nn.Linear(8, 4)\n{tried}"
             f"optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n{step}"
         )
-        profiles_of.append(profiles.trace(name, []) | {"name": ""})
+        profiles_of.append(traced.trace(name, []) | {"name": ""})
     assert profiles_of[0]["batch"] == 32
     assert profiles_of[0] == profiles_of[1]
 
@@ -145,7 +145,7 @@ def test_passes_without_gradients_after_the_optimizer_are_no_part_of_the_step(tr
             "    model(torch.ones(32, 8)).sum().backward()\n"
             "    optimizer.step(); optimizer.zero_grad()\n"
         )
-        found.append(profiles.trace("tries.py", []))
+        found.append(traced.trace("tries.py", []))
     assert found[0]["batch"] == 32
     assert found[0] == found[1]
 
@@ -158,7 +158,7 @@ def test_passes_that_one_loss_needs_all_belong_to_the_step() -> None:
         "one = model(torch.ones(32, 8))\noptimizer.zero_grad()\nmore = model(torch.ones(4, 8))\n"
         "(one.sum() - more.sum()).backward(); optimizer.step()\n"
     )
-    made = profiles.trace("pairs.py", [])
+    made = traced.trace("pairs.py", [])
     assert made["batch"] == 32
     products = [each for each in made["ops"] if each["kind"] == "matmul" and not each["backward"]]
     assert sum(each["count"] for each in products) == 2
@@ -171,12 +171,12 @@ def test_the_pass_of_the_only_step_may_run_before_its_optimizer_is_made() -> Non
         "other = torch.optim.SGD([torch.ones(1)], lr=0.1)\n"
         "out.sum().backward(); optimizer.step()\n"
     )
-    assert profiles.trace("late.py", [])["batch"] == 32
+    assert traced.trace("late.py", [])["batch"] == 32
 
 
 WATCHED = """
 import builtins, sys, torch
-from cavvy.cli.task.profiles import trace
+from cavvy.capabilities.estimates.traced import trace
 before, found = builtins.__import__, []
 for name in ("plain.py", "compiles.py"):
     found.append(trace(name, []) | {"name": ""})
@@ -289,8 +289,8 @@ def test_a_script_that_makes_no_step_is_told_while_it_runs(
 ) -> None:
     script, told = tmp_path / "reads.py", Told()
     script.write_text("import sys\nassert sys.stderr.said.wait(60)\n")
-    monkeypatch.setattr(profiles, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(traced, "_PATIENCE_S", 0.0)
     monkeypatch.setattr(sys, "stderr", told)
     with pytest.raises(CommandFailure, match="ended without an optimizer step"):
-        profiles.trace(str(script), [])
+        traced.trace(str(script), [])
     assert "without an optimizer step, after which its trace ends" in told.getvalue()

@@ -134,7 +134,7 @@ def _bench_kernels(
     gpus: tuple[str, ...], providers: tuple[str, ...], save: str | None, yes: bool, output: str
 ) -> None:
     """Measure the kernels of this machine's accelerator, or of each accelerator and provider."""
-    from cavvy.cli.task import kernel_bench
+    from cavvy.capabilities.estimates import kernel_bench
 
     if not gpus and not providers:
         found = [kernel_bench.measure_here()]

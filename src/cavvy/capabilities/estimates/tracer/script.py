@@ -16,10 +16,10 @@ import torch
 from torch.distributions import Distribution
 from torch.utils import _device
 
-from cavvy.tracer import MODULE
-from cavvy.tracer.fake_cuda import fake_cuda
-from cavvy.tracer.fake_device import fake_device
-from cavvy.tracer.one_process import (
+from cavvy.capabilities.estimates import MODULE
+from cavvy.capabilities.estimates.tracer.fake_cuda import fake_cuda
+from cavvy.capabilities.estimates.tracer.fake_device import fake_device
+from cavvy.capabilities.estimates.tracer.one_process import (
     end_processes,
     find_ranks,
     is_rank_missing,
@@ -27,8 +27,8 @@ from cavvy.tracer.one_process import (
     torchrun_environment,
     watch_rank_variables,
 )
-from cavvy.tracer.operations import as_on_gpu
-from cavvy.tracer.step_watch import StepDone, StepWatch
+from cavvy.capabilities.estimates.tracer.operations import as_on_gpu
+from cavvy.capabilities.estimates.tracer.step_watch import StepDone, StepWatch
 from cavvy.train.run import Run
 
 __all__ = [

@@ -17,7 +17,7 @@ from torch import distributed
 from torch.distributions import Categorical, Distribution
 from torch.utils.data import DataLoader
 
-from cavvy.tracer.script import trace_script
+from cavvy.capabilities.estimates.tracer.script import trace_script
 
 MODEL = "torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))"
 FLOPS = 2 * 16 * (64 * 32 + 32 * 8)

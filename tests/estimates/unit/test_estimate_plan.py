@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.cli import bench
-from cavvy.cli.bench import MachineRun, draw_bars, keep, make_text
+from cavvy.capabilities.estimates import bench, kernel_bench
+from cavvy.capabilities.estimates.bench import MachineRun, draw_bars, keep, make_text
 from cavvy.cli.main import cli
-from cavvy.cli.task import kernel_bench, profiles
+from cavvy.cli.task import profiles
 from cavvy.cli.task.place_runs import read_rate
 from cavvy.cli.task.profiles import (
     find_model,
@@ -49,6 +49,7 @@ from cavvy.planner.estimate.table import (
     make_rates,
     merge_rates,
 )
+from cavvy.spec.tree import read_table
 from cavvy.task_files import load_task
 
 H200 = device_of("H200")
@@ -883,3 +884,9 @@ def test_a_file_holds_the_profile_of_one_accelerator(tmp_path: Path) -> None:
     code, out = run("bench", "--kernels", "--gpu", "H100:1", "--gpu", "L4:1", "--save", save)
     assert code == 2
     assert "name one accelerator" in out
+
+
+def test_a_benchmark_runs_the_values_of_the_task_file() -> None:
+    values = "{flag: no, time: 10:30, mode: 010, day: 2024-01-01, lr: 1e-05, text: '1e-05'}"
+    text = make_text(f"name: x\nparams: {values}\nrun: train\n", None, (), 60.0)
+    assert (read_table(text) or {})["params"] == (read_table(f"p: {values}") or {})["p"]

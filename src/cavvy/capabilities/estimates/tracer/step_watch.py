@@ -23,9 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data._utils import fetch
 
-from cavvy.tracer.operations import find_place
-from cavvy.tracer.trace import TraceRecorder, TraceTape, allows_tf32, summarize
-from cavvy.tracer.values import own_line
+from cavvy.capabilities.estimates.tracer.operations import find_place
+from cavvy.capabilities.estimates.tracer.trace import (
+    TraceRecorder,
+    TraceTape,
+    allows_tf32,
+    summarize,
+)
+from cavvy.capabilities.estimates.tracer.values import own_line
 
 _STEPS = 10  # of the first optimizer until the other optimizers are assumed not to step
 _ITERATIONS = 20  # of one step of LBFGS, the default of PyTorch

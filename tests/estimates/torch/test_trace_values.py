@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 import torch
 from tests.tracer.torch.test_trace_ranks import forward_flops
 
-from cavvy.tracer.script import trace_script
+from cavvy.capabilities.estimates.tracer.script import trace_script
 
 HEAD = """
 import copy

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cavvy.capabilities.estimates.tracer.fake_device import fake_device
+from cavvy.capabilities.estimates.tracer.trace import trace_step
 from cavvy.planner.device_rates import device_of
 from cavvy.planner.estimate.profile import StepSettings, WorkProfile, read_profile
 from cavvy.planner.estimate.roofline import estimate_step
 from cavvy.planner.estimate.table import estimate_memory
-from cavvy.tracer.fake_device import fake_device
-from cavvy.tracer.trace import trace_step
 
 SMALL, LARGE, WORDS, LENGTH = 2, 64, 20_000, 32
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from cavvy.cli.reach.arguments import complete_gpus, script_argument
+from cavvy.capabilities.estimates.script_argument import script_argument
+from cavvy.cli.reach.arguments import complete_gpus
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import count_option, positive_option
 from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out
@@ -190,11 +191,12 @@ def _find(
             "--checkpointing needs --model; a script's trace shows whether the "
             "script uses checkpointing"
         )
-    data = (
-        profiles.read_file(given["file"])
-        if given["file"]
-        else profiles.trace(str(script), arguments)
-    )
+    if given["file"]:
+        data = profiles.read_file(given["file"])
+    else:
+        from cavvy.capabilities.estimates.traced import trace
+
+        data = trace(str(script), arguments)
     return data, profiles.read(data, str(given["file"] or script))
 
 

@@ -97,9 +97,7 @@ def make_task(gpu: str | None, provider: str | None) -> str:
 
 
 def _program() -> Path:
-    import cavvy
-
-    return Path(cavvy.__file__).parent / "tracer" / _PROGRAM
+    return Path(__file__).parent / "tracer" / _PROGRAM
 
 
 def _split(chunks: Iterable[bytes]) -> Iterator[str]:
