@@ -3,6 +3,7 @@ for it, so that a test of one room does not load the others.
 """
 
 from collections.abc import AsyncIterator, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,6 +64,19 @@ def rest_server() -> "Iterator[RestServer]":
     server = RestServer()
     yield server
     server.close()
+
+
+@pytest.fixture(scope="class")
+def keys_read_once() -> Iterator[None]:
+    """The same private key is checked once, not by each provider that a test makes: an RSA key is
+    checked for primes, which takes longer than the rest of such a test.
+    """
+    from cryptography.hazmat.primitives import serialization
+
+    read = cache(serialization.load_pem_private_key)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serialization, "load_pem_private_key", read)
+        yield
 
 
 @pytest.fixture(scope="module")

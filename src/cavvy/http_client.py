@@ -25,7 +25,7 @@ import socket
 import ssl
 import string
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
 from http.client import (
@@ -63,6 +63,11 @@ _NEVER = (501, 505)  # the server does not support the method or the version
 _PART = 1 << 16
 _TRUST_S = 600  # certificates of authorities are read again after this time
 _PORTS = {"http": 80, "https": 443}
+
+# Makes the connections to these hosts ("127.0.0.1:8080") in place of http.client. The provider
+# contract's stand-ins answer in the client's own process that way. Only for clients without
+# `targets`.
+CONNECTIONS: dict[str, Callable[..., HTTPConnection]] = {}
 
 
 class NoReply(Exception):
@@ -346,6 +351,8 @@ class _Connections(urllib.request.AbstractHTTPHandler):
         # the environment names the proxy, and the proxy looks up the host itself
         proxied = request.has_proxy() or getattr(request, "_tunnel_host", None)
         targets, deadline = None if proxied else self._targets, request.deadline
+        if targets is None and host in CONNECTIONS:
+            return CONNECTIONS[host](host, **options)
 
         def dial(
             address: tuple[str, int], timeout_s: float | None, source: object

@@ -10,6 +10,7 @@ from cavvy.providers.base import Refused
 from cavvy.providers.contract.rest_cloud import RestContract, RestPlace
 
 
+@pytest.mark.usefixtures("keys_read_once")
 class ServiceAccountContract(RestContract):
     def test_a_wrong_key_is_refused(self, account: RestPlace) -> None:
         name, told = self.package.MANIFEST.name, json.loads(account.file.read_text())

@@ -428,7 +428,8 @@ class RestContract(VmContract):
         self, account: RestPlace, rest_server: RestServer
     ) -> None:
         """Launch a gang with the label of `check --live`, so that the calls are recorded. When the
-        recording is replayed, the provider must behave as it did in the recorded launch.
+        recording is replayed, the provider must behave as it did in the recorded launch. The calls
+        of this test go through the network, as those of users do.
         """
         path = "/subscriptions/s-1/resourceGroups/crew/providers/x/virtualMachines"
         account.api.others = [
@@ -438,7 +439,8 @@ class RestContract(VmContract):
         gang = asyncio.run(account.harness().spec("recorded"))
         gang = replace(gang, labels={TAG: "now"}, longest=timedelta(minutes=5))
         provider = account.provider(gang.installation)
-        first = asyncio.run(_play(account, provider, gang))
+        with rest_server.networked():
+            first = asyncio.run(_play(account, provider, gang))
         assert first[-1][0] is GangState.ENDED
         text = (account.home / FOLDER / f"{gang.name}.json").read_text()
         assert self.stand_in.key not in text

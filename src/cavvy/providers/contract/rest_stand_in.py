@@ -1,16 +1,24 @@
 """Stand-ins for REST APIs, which serve the state of an in-memory cloud. One HTTP server serves all
 stand-ins of a test run; the path of each stand-in's URL starts with the stand-in's number.
 
+Requests of Cavvy's own HTTP client are answered in the process, with the same replies: a socket,
+and a thread for each connection, would take more time than the provider itself. Other clients, and
+`RestServer.networked`, use the socket.
+
 If a fault has no status, the server closes the connection. Tests choose the faults, the page size
 and the quota. `ReplayedRest` answers from a recording of `cavvy check NAME --live` instead.
 """
 
+import io
 import json
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
+from http.client import HTTPConnection, RemoteDisconnected, responses
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -18,6 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.units import HourlyRate
+from cavvy.http_client import CONNECTIONS
 from cavvy.providers.contract.memory_cloud import MemoryCloud, Rented
 from cavvy.providers.vm.cloud import CloudFault, CloudMachine, MachineRequest, MachineState
 
@@ -64,16 +73,94 @@ class RestServer:
         handler = type("Handler", (_Handler,), {"stand_ins": self._stand_ins})
         self._server = _Server(("127.0.0.1", 0), handler)
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
-        self._origin = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._host = f"127.0.0.1:{self._server.server_address[1]}"
+        self._origin = f"http://{self._host}"
+        CONNECTIONS[self._host] = partial(_DirectConnection, self._stand_ins)
 
     def add(self, stand_in: "RestStandIn") -> str:
         """Serve another stand-in. Returns the common prefix of the stand-in's URLs."""
         self._stand_ins.append(stand_in)
         return f"{self._origin}/{len(self._stand_ins) - 1}"
 
+    @contextmanager
+    def networked(self) -> Iterator[None]:
+        """While the block runs, the requests of all clients go through the socket."""
+        direct = CONNECTIONS.pop(self._host)
+        try:
+            yield
+        finally:
+            CONNECTIONS[self._host] = direct
+
     def close(self) -> None:
+        del CONNECTIONS[self._host]
         self._server.shutdown()
         self._server.server_close()
+
+
+def _answer(
+    stand_ins: "Sequence[RestStandIn]",
+    method: str,
+    target: str,
+    headers: Mapping[str, str],
+    content: bytes,
+) -> tuple[int, dict[str, str], bytes] | None:
+    """Return the status, the headers and the body of the reply of the stand-in that the path names,
+    or None to close the connection.
+    """
+    number = int(target.split("/")[1])
+    names = {name.lower(): value for name, value in headers.items()}
+    told = stand_ins[number].reply(method, target, names, content)
+    if told is None:
+        return None
+    status, body = told
+    extra: Mapping[str, str] = {}
+    if isinstance(body, WithHeaders):
+        body, extra = body
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    data = b"" if body is None else data
+    shown = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+    if status in (429, 503):
+        shown["Retry-After"] = "0"
+    return status, {**shown, **extra}, data
+
+
+class _DirectConnection(HTTPConnection):
+    """A connection to the stand-ins without a socket. http.client checks and encodes the
+    request.
+    """
+
+    def __init__(self, stand_ins: "Sequence[RestStandIn]", host: str, **options: Any) -> None:
+        super().__init__(host, **options)
+        self._stand_ins, self._sent = stand_ins, b""
+
+    def connect(self) -> None:
+        return
+
+    def send(self, data: Any) -> None:
+        self._sent += data
+
+    def getresponse(self) -> Any:
+        head, _, content = self._sent.partition(b"\r\n\r\n")
+        first, *lines = head.decode("iso-8859-1").split("\r\n")
+        method, target, _ = first.split(" ")
+        headers = dict(line.split(": ", 1) for line in lines)
+        told = _answer(self._stand_ins, method, target, headers, content)
+        if told is None:
+            raise RemoteDisconnected("Remote end closed connection without response")
+        status, shown, data = told
+        bare = method == "HEAD" or status in (204, 304)
+        return _DirectReply(status, shown, b"" if bare else data)
+
+
+class _DirectReply(io.BytesIO):
+    """What Cavvy's HTTP client reads of an `http.client.HTTPResponse`."""
+
+    length = 0  # bytes that are still to come
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        super().__init__(body)
+        self.status, self.headers = status, headers
+        self.reason = responses.get(status, "")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -86,28 +173,14 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def answer(self) -> None:
-        size = int(self.headers.get("Content-Length") or 0)
-        content = self.rfile.read(size)
-        number = int(self.path.split("/")[1])
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        told = self.stand_ins[number].reply(self.command, self.path, headers, content)
+        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        told = _answer(self.stand_ins, self.command, self.path, dict(self.headers.items()), content)
         if told is None:
             self.close_connection = True
             return
-        self.send(*told)
-
-    def send(self, status: int, body: object) -> None:
-        extra: Mapping[str, str] = {}
-        if isinstance(body, WithHeaders):
-            body, extra = body
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        data = b"" if body is None else data
+        status, headers, data = told
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        if status in (429, 503):
-            self.send_header("Retry-After", "0")
-        for name, value in extra.items():
+        for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)

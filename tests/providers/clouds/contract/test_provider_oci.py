@@ -82,6 +82,7 @@ class OciPlace(RestPlace):
         write_profile(self.file, key, self.api.key)
 
 
+@pytest.mark.usefixtures("keys_read_once")
 class TestOci(RestContract):
     package, traits, stand_in = oci, OciCloud.traits, OciStandIn
     make_place = OciPlace
