@@ -36,6 +36,7 @@ _SECTIONS = {
         "JobEvent",
         "FigureSeries",
     ),
+    "Values of steps": ("log",),
     "Arrays": ("JobArray", "AsyncJobArray", "ArrayResult", "RowProgress"),
     "Own hosts, shares and policies": (
         "OwnHost",
@@ -96,6 +97,9 @@ def _describe(name: str, found: Any) -> Iterator[str]:
             f"`{each.name}: {_type(each.type)}`" for each in dataclasses.fields(found)
         )
         yield f"\nFields: {fields}.\n"
+    if inspect.isfunction(found):
+        yield f"\n```python\ncavvy.{name}{inspect.signature(found)}\n```\n"
+        return
     rows = list(_methods(found))
     if rows and not issubclass(found, Exception):
         yield "\n| method | what it does |\n|---|---|\n"

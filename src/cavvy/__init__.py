@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from cavvy.sdk.array import ArrayResult, JobArray, RowProgress
     from cavvy.sdk.async_client import AsyncClient, AsyncJob, AsyncJobArray
     from cavvy.sdk.client import Client
+    from cavvy.sdk.curves import log
     from cavvy.sdk.errors import (
         CavvyError,
         ConsentNeeded,
@@ -117,6 +118,7 @@ __all__ = [
     "Webhook",
     "Work",
     "__version__",
+    "log",
 ]
 
 # The module that contains each name which is not a key of a task.
@@ -141,6 +143,7 @@ _MODULES = {
         "errors",
     ),
     "Job": "job",
+    "log": "curves",
     **dict.fromkeys(("JobArray", "RowProgress"), "array"),
     **dict.fromkeys(
         ("CostItem", "FigureSeries", "JobCost", "JobEvent", "JobStatus", "NodeStatus"), "status"

@@ -3,7 +3,7 @@ JSON, and the record of what the task has reported.
 
 The agent sends these messages to the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}},
 {"safe": {...}}. The task sends these messages to the agent: {"saved": {...}}, {"again": {}},
-{"failed": {...}}.
+{"failed": {...}}, {"logged": {...}}.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ NAME = "notice.sock"
 LONGEST = 100  # maximum bytes of a path; the kernel takes 107, and some programs add a suffix
 BACKLOG = 64
 LONGEST_LINE = 65536
+MOST_DRAINED = 64  # pieces of LONGEST_LINE that are read after the work has ended
 LONGEST_WAIT = 1024 * 1024  # bytes queued for a slow reader before it is disconnected
 REMARK = "a line that the task sent to $CAVVY_NOTICE"
 
@@ -64,6 +65,14 @@ class NotificationSocket:
                 reader.send({kind: value})
         return bool(self._readers)
 
+    def drain(self) -> None:
+        """Read what programs that have ended have left."""
+        for _ in range(BACKLOG):
+            if self._socket is None or not self._accept(0):
+                break
+        for reader in list(self._readers.values()):
+            reader.drain()
+
     def close(self) -> None:
         for reader in list(self._readers.values()):
             reader.close()
@@ -94,16 +103,18 @@ class NotificationSocket:
         self._socket = listener
         self._loop.watch(listener.fileno(), READ, self._accept)
 
-    def _accept(self, events: int) -> None:
+    def _accept(self, events: int) -> bool:
+        """Take a connection; return whether there was one."""
         assert self._socket is not None
         try:
             connection, _ = self._socket.accept()
         except OSError:
-            return
+            return False
         reader = NotificationListener(self._loop, connection, self._told, self._gone)
         self._readers[connection.fileno()] = reader
         for kind, value in list(self._now.items()):
             reader.send({kind: value})
+        return True
 
     def _gone(self, number: int) -> None:
         self._readers.pop(number, None)
@@ -163,23 +174,35 @@ class NotificationListener:
         else:
             self._loop.watch(self._number, READ | WRITE if self._out else READ, self._ready)
 
+    def drain(self) -> None:
+        """Read what has arrived, up to some megabytes."""
+        for _ in range(MOST_DRAINED):
+            if not self._read():
+                return
+
     def _ready(self, events: int) -> None:
         if self._out:
             self._flush()
-        if self._connection is None or not events & ~WRITE:
-            return
+        if events & ~WRITE:
+            self._read()
+
+    def _read(self) -> bool:
+        """Read what has arrived; return whether there was anything."""
+        if self._connection is None:
+            return False
         try:
             data = self._connection.recv(LONGEST_LINE)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
         if not data or len(self._in) > LONGEST_LINE:
             self.close()
-            return
+            return False
         *lines, self._in = (self._in + data).split(b"\n")
         for line in lines:
             self._hear(line)
+        return True
 
     def _hear(self, line: bytes) -> None:
         try:

@@ -322,6 +322,19 @@ class RankRunner:
         listener = self._notification_socket
         return listener is not None and listener.say(kind, value)
 
+    def _hear_task(self, fields: ConfigFields) -> None:
+        """Handle a report of the task. Raises BadConfig."""
+        logged = fields.inner("logged")
+        if logged is None:
+            self.reports.hear(fields)
+        else:
+            self._steps.log(logged)
+
+    def hear_rest(self) -> None:
+        """Read what the task's programs have reported before they ended."""
+        if self._notification_socket is not None:
+            self._notification_socket.drain()
+
     # The steps of the work, and their callbacks.
 
     def _begin(self, fields: ConfigFields) -> None:
@@ -388,7 +401,7 @@ class RankRunner:
         from .notification_socket import NotificationSocket
 
         self._notification_socket = NotificationSocket(
-            self._loop, self._config.home, self.reports.hear
+            self._loop, self._config.home, self._hear_task
         )
         self._env = make_environment(self._config, work, self._notification_socket.path)
         every_s = None if work.checkpoint is None else work.checkpoint.every_s
@@ -418,6 +431,11 @@ class RankRunner:
         figures = fields.get("figures")
         if isinstance(figures, dict):
             fields["figures"] = {self._clean(name): found for name, found in figures.items()}
+        params = fields.get("params")
+        if isinstance(params, dict):
+            fields["params"] = {
+                self._clean(name): self._clean(text) for name, text in params.items()
+            }
         if kind == "checkpoint":
             self.reports.saw(float(str(fields.get("cost_s", 0))))
             self._tell_task(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from .access.execs import RankExecs
     from .checkpoint_sync import CheckpointSync
-    from .config import AgentConfig
+    from .config import AgentConfig, ConfigFields
     from .data.bucket_mounts import BucketMounts
     from .data.output_sync import OutputSync
     from .data.stream import PipeStreams
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         def wrote(self, data: bytes) -> None: ...
         def prepares(self) -> None: ...
         def wrote_before_work(self) -> None: ...
+        def hear_rest(self) -> None: ...
         def checked(self) -> None: ...
         def prepared(self, *, reused: bool) -> None: ...
         def failed(self, outcome: str, code: int | None, reason: str) -> None: ...
@@ -521,6 +522,11 @@ class StepRunner:
         except OSError as error:
             found({"stacks": [], "moved": False, "text": f"no stacks: {error}"})
 
+    def log(self, logged: ConfigFields) -> None:
+        """Take values that the task reports. Raises BadConfig."""
+        if self._watch is not None:
+            self._watch.log(logged)
+
     def _wrote(self, data: bytes) -> None:
         if self._watch is not None:
             self._watch.wrote(data)
@@ -539,6 +545,7 @@ class StepRunner:
         """Clean up when every process of a step has ended, then call `then`."""
         self.process, self._setup_meter = None, None
         if self._watch is not None:
+            self._owner.hear_rest()
             self._watch.end()
             self._watch = None
         for beside in (self._gpus, self._sweeper, self._stacks):

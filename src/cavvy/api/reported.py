@@ -50,6 +50,10 @@ _Spreads = Annotated[
     Meta(max_length=256),
 ]
 _Series = Annotated[list[StepSeries], Meta(max_length=1024)]
+_Params = Annotated[
+    dict[Annotated[str, Meta(max_length=1024)], Annotated[str, Meta(max_length=4096)]],
+    Meta(max_length=1024),
+]
 _Stacks = Annotated[list[RankStack], Meta(max_length=64)]
 FIELDS: Mapping[str, Any] = {
     "at": Moment,
@@ -57,6 +61,7 @@ FIELDS: Mapping[str, Any] = {
     "values": _Figures,
     "figures": _Spreads,
     "series": _Series,
+    "params": _Params,
     "stacks": _Stacks,
     "moved": bool,
     "deadlocked": bool,

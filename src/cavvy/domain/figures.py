@@ -42,11 +42,14 @@ def describe_stragglers(found: Sequence[tuple[int, float]]) -> str:
 
 class StepSeries(Struct, frozen=True):
     """Values that a program reported together: a row holds the step or None, how many milliseconds
-    before the message it was reported, and a value for each name.
+    before the message it was reported, and a value for each name. Of rows that are `odd`, 1 means
+    NaN, 2 infinity and 3 minus infinity.
     """
 
     names: list[str]
     rows: list[list[float | None]]
+    process: int = 0  # which of the node's processes reported them
+    odd: bool = False
 
 
 class StepValues(Struct, frozen=True, kw_only=True):
@@ -57,6 +60,7 @@ class StepValues(Struct, frozen=True, kw_only=True):
     at: datetime  # when the message was sent
     number: int  # of the message; later ones have higher numbers
     series: Sequence[StepSeries]
+    params: Mapping[str, str] = {}  # settings that the program reported
 
 
 class FigureColumns(Struct, frozen=True, kw_only=True):

@@ -75,6 +75,7 @@ class AgentMessage:
     # minute: the lowest, mean and highest value of each figure
     figures: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     series: list[StepSeries] = field(default_factory=list)  # points
+    params: dict[str, str] = field(default_factory=dict)  # points: settings of the program
     stacks: list[RankStack] = field(default_factory=list)  # stacks
     moved: bool = False  # stacks: whether the work makes progress
     deadlocked: bool = False  # stacks: whether nothing can wake any process of the work

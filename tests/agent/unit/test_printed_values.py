@@ -1,6 +1,7 @@
 """What training programs print becomes values; what only looks so does not."""
 
 import math
+from math import inf
 
 import pytest
 
@@ -382,9 +383,9 @@ LOGS: dict[str, tuple[str, list[tuple[float | None, dict[str, float]]]]] = {
         "epoch=1 train_err=0.12 test_err=0.14\n",
         [(1.0, {"train_err": 0.12, "test_err": 0.14})],
     ),
-    "nan": (
-        "step 3 loss=nan\nstep 4 loss=inf\nstep 5 loss=0.2\n",
-        [(5.0, {"loss": 0.2})],
+    "inf": (
+        "step 3 loss=inf\nstep 4 loss: -Infinity\nstep 5 loss=0.2\n",
+        [(3.0, {"loss": inf}), (4.0, {"loss": -inf}), (5.0, {"loss": 0.2})],
     ),
     "neg": (
         "step 3 elbo=-123.4 reward: -1.5\n",

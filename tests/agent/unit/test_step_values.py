@@ -1,6 +1,9 @@
 """Values of steps are sent once each, and bounded."""
 
+import json
 from typing import Any
+
+import pytest
 
 from cavvy.agent.work import step_values
 from cavvy.agent.work.meters import UsageMeter
@@ -164,3 +167,83 @@ def test_the_watch_of_the_work_sends_what_is_printed_and_reported(
     watch.wrote(b"step 3 loss=0.25")
     watch.end()
     assert sent.rows("loss")[-1][2] == 0.25, "the last line has no end"
+
+
+def gaps(sent: Sent, name: str) -> list[tuple[float | None, float]]:
+    return [
+        (row[0], row[2 + series["names"].index(name)])
+        for _, fields in sent.messages
+        for series in fields.get("series", ())
+        if series.get("odd") and name in series["names"]
+        for row in series["rows"]
+    ]
+
+
+def test_values_that_are_no_finite_numbers_are_sent_apart() -> None:
+    """JSON has no such numbers."""
+    sent = Sent()
+    values = StepValueReader(sent.say, sent.clock)
+    logged = {"loss": float("nan"), "acc": 0.5, "up": float("inf"), "down": -float("inf")}
+    assert values.log(logged, 3) == {"acc": 0.5}
+    values.end()
+    assert json.loads(json.dumps(sent.messages, allow_nan=False))
+    assert gaps(sent, "loss") == [(3, 1.0)]
+    assert (gaps(sent, "up"), gaps(sent, "down")) == ([(3, 2.0)], [(3, 3.0)])
+    assert sent.rows("acc") == [(3, 0, 0.5)]
+
+
+def test_a_loss_that_is_printed_as_no_number_is_a_gap() -> None:
+    sent = Sent()
+    values = StepValueReader(sent.say, sent.clock)
+    lines = b"step 1 loss=0.5\nstep 2 loss=nan\n{'loss': nan, 'epoch': 2.0}\nstep 4 loss: inf acc: 0.5\n"
+    assert values.feed(lines) == {"loss": 0.5, "acc": 0.5}
+    values.end()
+    assert gaps(sent, "loss") == [(2, 1.0), (2, 1.0), (4, 2.0)]
+    assert sent.rows("acc") == [(4, 0, 0.5)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"lossy nan\n",
+        b"the loss inf order to learn\n",
+        b"loss: nan-safe mode\n",
+        b"loss=info\n",
+        b"val_loss improved from inf to 0.5\n",
+        b"epoch=nan loss=1e999\n",
+    ],
+)
+def test_words_that_only_begin_like_no_number_are_none(line: bytes) -> None:
+    sent = Sent()
+    values = StepValueReader(sent.say, sent.clock)
+    values.feed(line)
+    values.end()
+    assert not any(each.get("odd") for _, fields in sent.messages for each in fields["series"])
+
+
+def test_processes_of_a_node_have_rows_of_their_own() -> None:
+    sent = Sent()
+    values = StepValueReader(sent.say, sent.clock)
+    assert values.log({"loss": 0.5}, 1) == {"loss": 0.5}
+    assert values.log({"loss": 0.75}, 1, process=1) == {}, "the first process tells how far it is"
+    values.end()
+    [(_, fields)] = sent.messages
+    assert [(each.get("process", 0), each["rows"][0][2]) for each in fields["series"]] == [
+        (0, 0.5),
+        (1, 0.75),
+    ]
+
+
+def test_settings_are_sent_once() -> None:
+    sent = Sent()
+    values = StepValueReader(sent.say, sent.clock)
+    values.describe({"lr": "0.1", "": "x", "long": "y" * 999})
+    values.end()
+    values.describe({"lr": "0.1"})
+    values.end()
+    values.describe({"lr": "0.2"})
+    values.end()
+    assert [fields["params"] for _, fields in sent.messages] == [
+        {"lr": "0.1", "long": "y" * 500},
+        {"lr": "0.2"},
+    ]

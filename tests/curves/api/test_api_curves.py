@@ -51,6 +51,24 @@ async def test_bad_values_of_an_agent_are_left_out(api: Api) -> None:
     assert all("\x1b" not in each["name"] and len(each["name"]) <= 100 for each in found)
 
 
+async def test_processes_and_gaps_are_told_apart(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    message = points(1, [1, 20, 0.5], [2, 10, 0.25])
+    second = {"names": ["loss"], "rows": [[1, 0, 0.75]], "process": 1}
+    odd = {"names": ["loss", "bad"], "rows": [[3, 5, 1, 2], [None, 0, 3, None]], "odd": True}
+    message["series"] += [second, odd]
+    await report(api, gang, message)
+    bad, first, other = (await api.http.get(JOB)).json()["curves"]
+    assert (first["process"], first["values"], other["process"]) == (0, [0.5, 0.25], 1)
+    assert [(each["step"], each["value"]) for each in first["gaps"]] == [(3, "nan"), (2, "-inf")]
+    assert (bad["name"], bad["values"], bad["low"]) == ("bad", [], None)
+    assert [each["value"] for each in bad["gaps"]] == ["inf"]
+    asked = {"curve": "loss"}
+    found = (await api.http.get(JOB, params=asked)).json()["curves"]
+    assert [each["name"] for each in found] == ["loss", "loss"]
+
+
 async def test_a_job_without_values_has_no_curves(api: Api) -> None:
     await api.submit()
     assert (await api.http.get(JOB)).json()["curves"] == []

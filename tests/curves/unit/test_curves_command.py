@@ -13,7 +13,7 @@ from tests.console_rig import CannedClient, listing
 from tests.curves.unit.test_curve_part import API, curve, member
 
 from cavvy.capabilities.curves import command as curves_command
-from cavvy.capabilities.curves.wire import JobCurves
+from cavvy.capabilities.curves.wire import Curve, Gap, JobCurves
 from cavvy.cli.reach.session import failures
 from cavvy.client import ApiClient, ApiError
 from cavvy.client.array_wire import ArrayDetail
@@ -56,8 +56,46 @@ def test_a_file_has_all_values_or_says_that_it_has_not(run: Any) -> None:
     assert all(each in client.asked[0] for each in ("points=20000", "curve=loss", "rank=0"))
     long = structs.replace(curve("loss", 2, 1), count=50_000)
     result, _ = run({f"{API}fit/curves": JobCurves(curves=[long])}, "fit", "-o", "csv")
-    assert result.stdout.splitlines()[0] == "job,name,attempt,rank,step,time_ms,value"
+    assert result.stdout.splitlines()[0] == "job,name,attempt,rank,process,step,time_ms,value"
     assert "loss (2 of 50,000)" in result.stderr
+
+
+def test_gaps_and_processes_have_columns_if_there_are_any(run: Any) -> None:
+    gap = Gap(step=2, time_ms=1_700_000_001_500, value="nan")
+    odd = structs.replace(curve("loss", 2, 1), gaps=[gap], gap_count=7, process=3)
+    answers = {f"{API}fit/curves": JobCurves(curves=[odd])}
+    result, _ = run(answers, "fit")
+    words = " ".join(result.output.split())
+    assert "NAME ATTEMPT RANK PROCESS VALUES LOW HIGH LAST GAPS" in words
+    assert words.endswith("loss 1 0 3 2 1.0 2.0 1.0 7 nan from step 2")
+    result, _ = run(answers, "fit", "-o", "csv")
+    assert [line.split(",")[-1] for line in result.stdout.splitlines()] == [
+        "value",
+        "2.0",
+        "1.0",
+        "nan",
+    ]
+
+
+def test_a_curve_without_finite_values_is_listed(run: Any) -> None:
+    gap = Gap(step=2, time_ms=5, value="inf")
+    odd = Curve(
+        name="loss",
+        attempt=1,
+        rank=0,
+        count=0,
+        steps=[],
+        times_ms=[],
+        values=[],
+        low=None,
+        high=None,
+        last=None,
+        gaps=[gap],
+        gap_count=1,
+    )
+    result, _ = run({f"{API}fit/curves": JobCurves(curves=[odd])}, "fit")
+    assert "loss has no finite values" in result.output
+    assert "1 inf from step 2" in result.output
 
 
 def test_an_array_has_a_line_for_each_of_its_jobs(run: Any) -> None:

@@ -10,6 +10,7 @@ import os
 import stat
 import time
 
+from ..config import BadConfig
 from ..disk import open_own
 from .meters import CpuMeter
 from .step_values import StepValueReader
@@ -18,6 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..config import ConfigFields
     from .checkpoint_files import CheckpointWatcher
     from .meters import UsageMeter
 
@@ -164,6 +166,19 @@ class WorkMonitor:
         self._busy_at = self._moved_at = time.monotonic()
         self._tell(self._progress.feed(data))
         self._tell_printed(self._steps.feed(data))
+
+    def log(self, logged: ConfigFields) -> None:
+        """Take values that the work reports with `cavvy.log`. Raises BadConfig."""
+        step = logged.read("step", "float | None")
+        process = int(logged.read("process", "int", 0))
+        texts = logged.read("values", "dict[str, str]")
+        try:
+            numbers = {name: float(text) for name, text in texts.items()}
+        except ValueError as error:
+            raise BadConfig(f"`logged.values` has what is no number: {error}") from None
+        values = self._steps.log(numbers, step, process=process)
+        self._busy_at = self._moved_at = time.monotonic()
+        self._tell_printed(values)
 
     def is_complete(self) -> bool:
         """Return whether the work says that it is complete, as the server judges it."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from functools import lru_cache
+from math import inf, isfinite
 
 from .plotted_words import ENDS, MARK, PLOTTED, WEAK, may_count, read_report
 
@@ -48,6 +49,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 _NUMBER = re.compile(
     r"(?<![\w.@])(?<!\d[-/,:])[-+]?(?:(?:\d{1,3}(?:,\d{3}){1,5}(?![\d,])|\d{1,40})(?:\.\d{1,40})?"
     r"|\.\d{1,40})(?:[eE][-+]?\d{1,3})?"
+    # what is no number, after a name and `=` or `:`
+    r"|(?:^|(?<=[=:\s'\"(\[]))[-+]?(?i:nan|inf|infinity)(?![\w.:=/-])"
 )
 _OF = re.compile(r"\s*/\s*(\d{1,15})")
 # what may not follow a number: a unit, another part of a version, time or date
@@ -152,7 +155,7 @@ class PrintedValues:
         strong = weak = False
         for key, value, total, sure in pairs:
             last = key[-1].lower()
-            if last in _COUNTERS and (value.is_integer() or last in _EPOCHS):
+            if last in _COUNTERS and isfinite(value) and (value.is_integer() or last in _EPOCHS):
                 counters.setdefault(last, value)
                 if total:
                     totals.setdefault(last, total)
@@ -162,7 +165,7 @@ class PrintedValues:
                 if not is_known or total < value:
                     continue
                 value /= total
-            if not is_known and not sure:
+            if not sure and (not is_known or not isfinite(value)):
                 continue
             name = _name(key, phase)
             if name and name not in values:
@@ -262,10 +265,11 @@ class PrintedValues:
         for name, cell in zip(columns, cells):  # noqa: B905  # Python 3.8
             number = cell.rstrip(":%").split("/")[0]
             if _NUMBER.fullmatch(number):
-                if name in _COUNTERS:
-                    counters[name] = float(number.replace(",", ""))
-                else:
-                    values[name[:LONGEST_NAME]] = float(number.replace(",", ""))
+                value = float(number.replace(",", ""))
+                if name not in _COUNTERS:
+                    values[name[:LONGEST_NAME]] = value
+                elif isfinite(value):
+                    counters[name] = value
         known = {name for name in values if _is_plotted(*name.split("_"))}
         return (self._step("", counters, {}), self._choose(values, known)) if known else None
 
@@ -398,11 +402,12 @@ def _ends_with_name(text: str) -> bool:
 
 
 def _to_float(text: str) -> float | None:
+    """Return a number, or None for what is none or too large for a float."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:
         return None
-    return value if value - value == 0 else None  # neither infinity nor NaN
+    return None if abs(value) == inf and text[-1].isdigit() else value
 
 
 @lru_cache(maxsize=2048)

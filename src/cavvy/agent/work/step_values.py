@@ -1,5 +1,5 @@
 """Collects what the program reports step by step, and sends each value once: from the lines that it
-prints, and from what it reports with `cavvy.train` or a file.
+prints, and from what it reports with `cavvy.log`, `cavvy.train` or a file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,16 @@ MOST_WAITING = 4000  # rows; a message of more is sent at once
 # After each so many rows, half as many of those that follow are kept, so that the curves of a year
 # fit into the same space as those of a day.
 THINNED_AFTER = 1_000_000
+LONGEST_NAME = 64
+MOST_PARAMS, LONGEST_PARAM = 256, 500  # of a rank; characters
+MOST_PROCESSES = 64  # of a rank, whose values are told apart
+NOT_A_NUMBER, INFINITE, LEAST = 1.0, 2.0, 3.0  # how NaN and infinite values are sent
 
 
 class StepValueReader:
     """The values of each step. `say` sends a message to the control plane; its rows hold the step
-    or None, how many milliseconds ago the program told it, and a value for each name.
+    or None, how many milliseconds ago the program told it, and a value for each name. NaN and
+    infinite values have rows of their own (`odd`), since JSON has no such numbers.
     """
 
     def __init__(
@@ -39,7 +44,12 @@ class StepValueReader:
         self._line = b""  # the begin of a line before that
         self._names: set[str] = set()
         self._reported: set[str] = set()  # names of `report`, which printed lines only repeat
-        self._rows: dict[tuple[str, ...], list[tuple[float | None, float, list[float]]]] = {}
+        # by their names, their process on this node, and whether they are no finite numbers
+        self._rows: dict[
+            tuple[tuple[str, ...], int, bool], list[tuple[float | None, float, list[float]]]
+        ] = {}
+        self._params: dict[str, str] = {}
+        self._new_params: dict[str, str] = {}  # which were not sent yet
         self._waiting = self._kept = self._skipped = self._read = 0
         self._sent_at = self._second_at = clock()
 
@@ -72,6 +82,31 @@ class StepValueReader:
         if results:
             self._add(step, results)
 
+    def log(
+        self,
+        values: Mapping[str, float],
+        step: float | None = None,
+        *,
+        process: int = 0,
+        age_s: float = 0.0,
+    ) -> dict[str, float]:
+        """Take values that a process of the program reports one by one. Return those of the first
+        process that are finite numbers.
+        """
+        found = {name[:LONGEST_NAME]: value for name, value in values.items() if name}
+        self._reported.update(found)
+        known = self._add(step, found, min(max(process, 0), MOST_PROCESSES - 1), age_s)
+        return {} if process else known
+
+    def describe(self, params: Mapping[str, str]) -> None:
+        """Take settings that the program reports, such as its learning rate."""
+        for name, text in params.items():
+            name, text = name[:LONGEST_NAME], text[:LONGEST_PARAM]
+            if not name or self._params.get(name) == text:
+                continue
+            if name in self._params or len(self._params) < MOST_PARAMS:
+                self._params[name] = self._new_params[name] = text
+
     def tick(self) -> None:
         """Send what has come. To be called about once a second."""
         now = self._clock()
@@ -94,41 +129,62 @@ class StepValueReader:
         fresh = {name: value for name, value in values.items() if name not in self._reported}
         return self._add(step, fresh)
 
-    def _add(self, step: float | None, values: Mapping[str, float]) -> Mapping[str, float]:
-        known = {}
+    def _add(
+        self,
+        step: float | None,
+        values: Mapping[str, float],
+        process: int = 0,
+        age_s: float = 0.0,
+    ) -> dict[str, float]:
+        """Add a row. Return its finite values."""
+        known: dict[str, float] = {}
+        odd: dict[str, float] = {}
         for name, value in values.items():
             if name not in self._names:
                 if len(self._names) >= MOST_NAMES:
                     continue
                 self._names.add(name)
-            known[name] = float(f"{value:.7g}")
-        if not known:
-            return known
+            if value - value == 0:
+                known[name] = float(f"{value:.7g}")
+            else:
+                odd[name] = NOT_A_NUMBER if value != value else INFINITE if value > 0 else LEAST
+        if not known and not odd:
+            return {}
         every = 1 << min(20, self._kept // THINNED_AFTER)
         self._skipped += 1
         if self._skipped >= every:
             self._skipped = 0
             self._kept += 1
-            self._waiting += 1
-            row = (step, self._clock(), [*known.values()])
-            self._rows.setdefault(tuple(known), []).append(row)
+            at = self._clock() - age_s
+            for each, is_odd in ((known, False), (odd, True)):
+                if each:
+                    self._waiting += 1
+                    row = (step, at, [*each.values()])
+                    self._rows.setdefault((tuple(each), process, is_odd), []).append(row)
             if self._waiting >= MOST_WAITING:
                 self._send(self._clock())
         return known
 
     def _send(self, now: float) -> None:
         self._sent_at = now
-        if not self._rows:
+        if not self._rows and not self._new_params:
             return
         rows, self._rows, self._waiting = self._rows, {}, 0
-        series = [
-            {
+        series = []
+        for (names, process, is_odd), own in rows.items():
+            each: dict[str, object] = {
                 "names": [*names],
                 "rows": [[step, _age_ms(now, at), *values] for step, at, values in own],
             }
-            for names, own in rows.items()
-        ]
-        self._say("points", series=series)
+            if process:
+                each["process"] = process
+            if is_odd:
+                each["odd"] = True
+            series.append(each)
+        fields: dict[str, object] = {"series": series} if series else {}
+        if self._new_params:
+            fields["params"], self._new_params = self._new_params, {}
+        self._say("points", **fields)
 
 
 def _age_ms(now: float, at: float) -> int:

@@ -3,6 +3,7 @@
 from cavvy.frame.capability import Capability, Command, OwnTables
 
 _TEXT = "Show the curves of what a job's program reports: loss, accuracy and others."
+_LOG_TEXT = "Report values from a job's script, so that they become curves."
 CAPABILITY = Capability(
     name="curves",
     summary=_TEXT,
@@ -14,10 +15,17 @@ CAPABILITY = Capability(
             section="Run and watch",
             after="logs",
         ),
+        Command(
+            name="log",
+            place="cavvy.capabilities.curves.log_command:command",
+            summary=_LOG_TEXT,
+            section="Run and watch",
+            after="curves",
+        ),
     ),
     docs=("guides/curves.md",),
     routes=("cavvy.capabilities.curves.routes:router",),
-    tables=OwnTables("cavvy.capabilities.curves", of_attempts=("curves",)),
+    tables=OwnTables("cavvy.capabilities.curves", of_attempts=("curves", "curve_params")),
     listeners=("cavvy.capabilities.curves.rows:add_steps",),
     job_parts=("cavvy.capabilities.curves.part:make",),
     group_parts=("cavvy.capabilities.curves.part:make_of_group",),

@@ -14,6 +14,7 @@ from cavvy.capabilities.curves.wire import (
     Curve,
     read_curves,
     read_curves_of_jobs,
+    say_gaps,
 )
 from cavvy.cli.reach.names import find_named
 from cavvy.cli.reach.newest import find_newest
@@ -25,8 +26,8 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, ApiError
 
-_COLUMNS = ("name", "attempt", "rank", "values", "low", "high", "last")
-_POINTS = ("job", "name", "attempt", "rank", "step", "time_ms", "value")
+_SELDOM = ("job", "process", "gaps")  # columns that are shown if something is in them
+_POINTS = ("job", "name", "attempt", "rank", "process", "step", "time_ms", "value")
 _DRAWN = 4  # curves that are drawn unless some are named
 _HEIGHT, _WIDEST = 8, 100  # characters
 
@@ -85,15 +86,24 @@ def command(
     rows_out(
         _POINTS,
         [
-            (each.job or name, each.name, each.attempt, each.rank, *point)
+            (each.job or name, each.name, each.attempt, each.rank, each.process, *point)
             for each in found
-            for point in zip(each.steps, each.times_ms, each.values, strict=True)
+            for point in _points_of(each)
         ],
         output,
     )
     if short := [each for each in found if each.count > len(each.values)]:
         shown = ", ".join(f"{each.name} ({len(each.values):,} of {each.count:,})" for each in short)
         click.echo(f"note: only the lowest and highest values of each stretch: {shown}", err=True)
+
+
+def _points_of(curve: Curve) -> list[tuple[float, int, float | str]]:
+    """Return step, time and value of each point, with those that are no finite numbers."""
+    points: list[tuple[float, int, float | str]] = [
+        *zip(curve.steps, curve.times_ms, curve.values, strict=True)
+    ]
+    points += [(each.step, each.time_ms, each.value) for each in curve.gaps]
+    return sorted(points, key=lambda each: each[1])
 
 
 def _read_others(
@@ -146,22 +156,30 @@ def _draw_all(found: Sequence[Curve], by: str, drawn: int) -> None:
     names = sorted(by_name, key=prominence)
     for name in names[:drawn]:
         _draw_one(name, by_name[name], by)
-    several = any(each.job for each in found)
-    rows = [
-        (
-            *([each.job] if several else []),
-            *(each.name, each.attempt, each.rank, each.count, each.low, each.high, each.last),
-        )
-        for name in names
-        for each in by_name[name]
-    ]
-    columns = [TableColumn(each) for each in (*(["job"] if several else []), *_COLUMNS)]
-    rows_out(columns, rows)
+    ordered = [each for name in names for each in by_name[name]]
+    columns: dict[str, list[object]] = {
+        "job": [each.job for each in ordered],
+        "name": [each.name for each in ordered],
+        "attempt": [each.attempt for each in ordered],
+        "rank": [each.rank for each in ordered],
+        "process": [each.process for each in ordered],
+        "values": [each.count for each in ordered],
+        "low": [each.low for each in ordered],
+        "high": [each.high for each in ordered],
+        "last": [each.last for each in ordered],
+        "gaps": [say_gaps(each) for each in ordered],
+    }
+    shown = {name: own for name, own in columns.items() if name not in _SELDOM or any(own)}
+    rows_out([TableColumn(each) for each in shown], [*zip(*shown.values(), strict=True)])
 
 
 def _draw_one(name: str, curves: Sequence[Curve], by: str) -> None:
     from cavvy.capabilities.curves.drawing import draw
 
+    curves = [each for each in curves if each.values]
+    if not curves:
+        click.echo(f"{name} has no finite values\n")
+        return
     begin = min(each.times_ms[0] for each in curves)
     lines = [
         (

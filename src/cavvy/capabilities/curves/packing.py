@@ -8,7 +8,7 @@ are stored with 7 bits a byte, the small ones in one byte, and zlib compresses a
 import json
 import zlib
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from math import nan
 from sys import byteorder
@@ -45,13 +45,13 @@ def pack(found: Sequence[Columns]) -> bytes:
     return zlib.compress(len(head).to_bytes(4, "little") + head + body, 6)
 
 
-def unpack(packed: bytes, names: Collection[str] = ()) -> list[Columns]:
-    """Return the columns that were packed: of these names, or all."""
+def unpack(packed: bytes, wants: Callable[[str], bool] = bool) -> list[Columns]:
+    """Return the columns that were packed, of names that are wanted."""
     data = zlib.decompress(packed)
     at = 4 + int.from_bytes(data[:4], "little")
     found = []
     for own, count, sizes in json.loads(data[4:at]):
-        wanted = [not names or name in names for name in own]
+        wanted = [*map(wants, own)]
         columns = []
         for is_wanted, (decimals, size) in zip(
             (any(wanted), any(wanted), *wanted), sizes, strict=True

@@ -10,7 +10,13 @@ from msgspec import structs
 from starlette.requests import Request
 
 from cavvy.capabilities.curves.order import prominence
-from cavvy.capabilities.curves.wire import MOST_JOBS, Curve, read_curves, read_curves_of_jobs
+from cavvy.capabilities.curves.wire import (
+    MOST_JOBS,
+    Curve,
+    read_curves,
+    read_curves_of_jobs,
+    say_gaps,
+)
 from cavvy.client import ApiClient
 from cavvy.client.array_wire import ArrayMemberView
 from cavvy.client.wire import JobDetail
@@ -89,11 +95,14 @@ def chart_of(found: Sequence[Curve], choice: _ChartChoice) -> charts.Chart:
     """Return a chart with a line for each rank of each attempt, or for each job. The first have
     colours of their own, and lie above the others.
     """
-    begin = min(each.times_ms[0] for each in found)
+    begin = min((at for each in found for at in each.times_ms[:1]), default=0)
     several = len({each.rank for each in found}) > 1
     lines = [
         # the times of several jobs begin together
-        (_name_of(each, several), _points_of(each, each.times_ms[0] if each.job else begin, choice))
+        (
+            _name_of(each, several),
+            _points_of(each, each.times_ms[0] if each.job and each.times_ms else begin, choice),
+        )
         for each in found
     ]
     known = [(name, points) for name, points in lines if points]
@@ -127,9 +136,9 @@ def chart_of(found: Sequence[Curve], choice: _ChartChoice) -> charts.Chart:
         ],
         kinds=_kinds_of([name for name, _ in known]),
         curves=drawn,
-        columns=("Line", "Values", "Lowest", "Highest", "Last"),
+        columns=("Line", "Values", "Lowest", "Highest", "Last", "Gaps"),
         lines=[
-            (name, str(each.count), *map(format_number, (each.low, each.high, each.last)))
+            (name, str(each.count), *map(_show, (each.low, each.high, each.last)), say_gaps(each))
             for (name, _), each in zip(lines, found, strict=True)
         ],
     )
@@ -149,7 +158,12 @@ def _kinds_of(names: Sequence[str]) -> Sequence[tuple[str, str]]:
 def _name_of(curve: Curve, several: bool) -> str:
     if curve.job:
         return curve.job
-    return f"attempt {curve.attempt}" + (f", rank {curve.rank}" if several else "")
+    process = f", process {curve.process}" if curve.process else ""
+    return f"attempt {curve.attempt}" + (f", rank {curve.rank}" if several else "") + process
+
+
+def _show(value: float | None) -> str:
+    return "" if value is None else format_number(value)
 
 
 def _points_of(curve: Curve, begin: int, choice: _ChartChoice) -> Sequence[tuple[float, float]]:

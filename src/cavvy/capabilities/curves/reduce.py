@@ -1,13 +1,16 @@
 """Makes curves of the stored values, with as many points as are asked for."""
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 
+from cavvy.capabilities.curves.keys import ODD_NAMES, CurveKey, read_key, write_key
 from cavvy.capabilities.curves.packing import Columns, unpack
-from cavvy.capabilities.curves.wire import Curve
+from cavvy.capabilities.curves.wire import Curve, Gap
 
 BRIEF = 512  # values of each curve in the brief version of a piece
+_GAPS = 100  # of a curve in an answer
 _BRIEF_UP_TO = 1000  # values of a curve for which brief versions are read
 Point = tuple[float, float, float]  # the time, the step and the value
 
@@ -33,44 +36,62 @@ def make_curves(
     most: int,
 ) -> Sequence[Curve]:
     """Return the curve of each name, or of these names, in the order of the names."""
+
+    def wants(key: str) -> bool:
+        return not names or read_key(key).name in names
+
     found = defaultdict[str, list[tuple[int, Point]]](list)
     counts = defaultdict[str, int](int)
     for whole, brief in pieces:
         if brief is not None and most <= _BRIEF_UP_TO:
-            for name, numbered in _read_brief(brief, names):
+            for name, numbered in _read_brief(brief, wants):
                 found[name] += [(counts[name] + number, point) for number, point in numbered]
                 counts[name] += numbered[-1][0] + 1  # the last value is always there
             continue
-        for name, points in _points_by_name(unpack(whole, names)).items():
+        for name, points in _points_by_name(unpack(whole, wants)).items():
             found[name] += [(counts[name] + number, point) for number, point in enumerate(points)]
             counts[name] += len(points)
-    return [
-        _curve_of(name, found[name], counts[name], attempt, rank, most) for name in sorted(found)
-    ]
+    keys = {read_key(each)._replace(is_odd=False) for each in found}
+    return [_curve_of(key, found, counts, attempt, rank, most) for key in sorted(keys)]
 
 
 def _curve_of(
-    name: str,
-    numbered: Sequence[tuple[int, Point]],
-    count: int,
+    key: CurveKey,
+    found: Mapping[str, Sequence[tuple[int, Point]]],
+    counts: Mapping[str, int],
     attempt: int,
     rank: int,
     most: int,
 ) -> Curve:
+    numbered, odd_key = found.get(write_key(key), ()), write_key(key._replace(is_odd=True))
     values = [point[2] for _, point in numbered]
     kept = [numbered[each] for each in thin(values, most)]
+    steps = [float(number) if step != step else step for number, (_, step, _) in kept]
+    times = [int(at) for _, (at, _, _) in kept]
+    odd = [point for _, point in found.get(odd_key, ())]
     return Curve(
-        name=name,
+        name=key.name,
         attempt=attempt,
         rank=rank,
-        count=count,
-        steps=[float(number) if step != step else step for number, (_, step, _) in kept],
-        times_ms=[int(at) for _, (at, _, _) in kept],
+        process=key.process,
+        count=counts.get(write_key(key), 0),
+        steps=steps,
+        times_ms=times,
         values=[value for _, (_, _, value) in kept],
-        low=min(values),
-        high=max(values),
-        last=values[-1],
+        low=min(values, default=None),
+        high=max(values, default=None),
+        last=values[-1] if values else None,
+        gaps=[_gap_of(odd[each], times, steps) for each in thin([0.0] * len(odd), _GAPS)],
+        gap_count=counts.get(odd_key, 0),
     )
+
+
+def _gap_of(point: Point, times: Sequence[int], steps: Sequence[float]) -> Gap:
+    at, step, kind = point
+    if step != step:  # the program named none: it lies behind the value before
+        before = bisect_right(times, at) - 1
+        step = steps[before] if before >= 0 else 0.0
+    return Gap(step=step, time_ms=int(at), value=ODD_NAMES.get(kind, "nan"))
 
 
 def _points_by_name(columns: Sequence[Columns]) -> Mapping[str, list[Point]]:
@@ -84,9 +105,9 @@ def _points_by_name(columns: Sequence[Columns]) -> Mapping[str, list[Point]]:
 
 
 def _read_brief(
-    brief: bytes, names: Collection[str]
+    brief: bytes, wants: Callable[[str], bool]
 ) -> Iterator[tuple[str, list[tuple[int, Point]]]]:
-    for each in unpack(brief, {*names, ""} if names else ()):
+    for each in unpack(brief, lambda key: not key or wants(key)):
         if len(each.names) == 2:  # of other names, only the positions were unpacked
             points = zip(each.times, each.steps, each.values[0], strict=True)
             yield each.names[0], [*zip(map(int, each.values[1]), points, strict=True)]

@@ -50,7 +50,11 @@ async def curves(
             pieces = await read(read_pieces(attempt_id, number))
             asked = (numbers[attempt_id], number, frozenset(curve or ()), points)
             found += await to_thread(make_curves, pieces, *asked)
-    return JobCurves(curves=sorted(found, key=lambda each: (each.name, each.attempt, each.rank)))
+    return JobCurves(curves=sorted(found, key=order_of))
+
+
+def order_of(curve: Curve) -> tuple[str, int, int, int]:
+    return curve.name, curve.attempt, curve.rank, curve.process
 
 
 @router.get("/projects/{project}/curves", rule=in_path(Permission.VIEW))

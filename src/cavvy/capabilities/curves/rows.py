@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import starmap
 from math import nan
 
+from cavvy.capabilities.curves.keys import CurveKey, write_key
 from cavvy.capabilities.curves.packing import Columns, join, pack, unpack
 from cavvy.capabilities.curves.reduce import shorten
 from cavvy.domain.figures import StepSeries, StepValues
@@ -22,6 +23,10 @@ _PUT = (
     "INSERT INTO curves (attempt_id, rank, number, level, rows_count, document, brief) "
     "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 )
+_PUT_PARAM = (
+    "INSERT INTO curve_params (attempt_id, rank, name, value) VALUES (?, ?, ?, ?) "
+    "ON CONFLICT (attempt_id, rank, name) DO UPDATE SET value = excluded.value"
+)
 _OF_RANK = "attempt_id = ? AND rank = ?"
 _COUNT = f"SELECT COUNT(*) FROM curves WHERE {_OF_RANK} AND level = ?"
 _LEVEL = f"SELECT number, document FROM curves WHERE {_OF_RANK} AND level = ? ORDER BY number"
@@ -34,14 +39,19 @@ def add_steps(session: DatabaseSession, happened: Sequence[Happened]) -> None:
     for each in happened:
         if isinstance(each, StepValues):
             at = each.at.timestamp() * 1000
-            columns = [_columns_of(series, at) for series in each.series]
-            _add(session, (each.attempt_id, each.rank), each.number, columns)
+            key = each.attempt_id, each.rank
+            if columns := [_columns_of(series, at) for series in each.series]:
+                _add(session, key, each.number, columns)
+            for name, text in each.params.items():
+                session.run(_PUT_PARAM, (*key, name, text))
 
 
 def _columns_of(series: StepSeries, sent_at: float) -> Columns:
     steps, ages, *values = ([*column] for column in zip(*series.rows, strict=True))
     return Columns(
-        tuple(series.names),
+        tuple(
+            write_key(CurveKey(name, series.process, is_odd=series.odd)) for name in series.names
+        ),
         [nan if each is None else each for each in steps],
         [float(round(sent_at - (each or 0.0))) for each in ages],
         [[nan if each is None else each for each in column] for column in values],

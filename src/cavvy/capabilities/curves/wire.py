@@ -2,31 +2,54 @@
 
 from collections.abc import Collection
 
+from msgspec import field
+
 from cavvy.client import ApiClient
 from cavvy.client.paths import job_path, project_path, query
 from cavvy.client.wire import Answer
+from cavvy.domain.units import format_number
 
 MOST_JOBS = 100  # whose curves are read at once
 MOST_POINTS = 20_000  # values of a curve in an answer
 
 
+class Gap(Answer, frozen=True, kw_only=True):
+    """Where a value was no finite number: `nan`, `inf` or `-inf`."""
+
+    step: float
+    time_ms: int
+    value: str
+
+
 class Curve(Answer, frozen=True, kw_only=True):
     """The values that a rank of an attempt reported under one name. There are `count`; of many, the
     lowest and highest of each stretch are returned. `steps` are those that the program named, else
-    the values are counted from 0. `times_ms` are milliseconds since 1970.
+    the values are counted from 0. `times_ms` are milliseconds since 1970. Values that are no finite
+    numbers are not among them, but are `gaps`: of many, some.
     """
 
     name: str
     job: str = ""  # the job's name, if several were asked for
     attempt: int
     rank: int
+    process: int = 0  # of the rank's processes, which reported it
     count: int
     steps: list[float]
     times_ms: list[int]
     values: list[float]
-    low: float
-    high: float
-    last: float
+    low: float | None
+    high: float | None
+    last: float | None
+    gaps: list[Gap] = field(default_factory=list)
+    gap_count: int = 0
+
+
+def say_gaps(curve: Curve) -> str:
+    """Say how many values are no finite numbers, and where the first is."""
+    if not curve.gaps:
+        return ""
+    kinds = "/".join(dict.fromkeys(each.value for each in curve.gaps))
+    return f"{curve.gap_count} {kinds} from step {format_number(curve.gaps[0].step)}"
 
 
 class JobCurves(Answer, frozen=True, kw_only=True):

@@ -52,7 +52,9 @@ _MOST_TOLD_BYTES = (
 _EVENT_BYTES = 200  # bytes of a stored event without its text
 _MOST_FIGURES = 256  # maximum number of names in a rank's progress
 _LONGEST_WARNING = 1000  # characters of a warning that an attempt keeps
+_LONGEST_PARAM = 500  # characters of a setting that a program reports
 _MOST_ROWS = 5000  # of values of steps in a message
+_MOST_PROCESSES = 1024  # of a node, whose values of steps are told apart
 _OLDEST_MS = 30 * 86_400_000  # age of a value that waited for its message
 _LONGEST_PLACE = 200  # characters of a place in a stack
 _LONGEST_NAME, _MOST_GROUPS = 100, 4  # of the collectives that a rank has called last
@@ -225,12 +227,23 @@ def _points(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
         rows = [row for row in each.rows[:left] if names and _is_row(row, len(names))]
         left -= len(rows)
         if rows:
-            series.append(StepSeries(names, rows))
-    if series:
+            process = min(max(each.process, 0), _MOST_PROCESSES - 1)
+            series.append(StepSeries(names, rows, process, each.odd))
+    params = {
+        name[:_LONGEST_NAME]: text[:_LONGEST_PARAM]
+        for name, text in [*message.params.items()][:_MOST_FIGURES]
+        if name
+    }
+    if series or params:
         node = report.node
         report.steps.append(
             StepValues(
-                attempt_id=node.attempt_id, rank=node.rank, at=at, number=message.seq, series=series
+                attempt_id=node.attempt_id,
+                rank=node.rank,
+                at=at,
+                number=message.seq,
+                series=series,
+                params=params,
             )
         )
 
