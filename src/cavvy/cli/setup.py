@@ -27,7 +27,7 @@ _LONGEST_KEY = 4096  # characters of a key that is typed or pasted
 
 
 @click.command("setup")
-@click.argument("provider", metavar="PROVIDER", shell_complete=complete_providers)
+@click.argument("provider", metavar="[PROVIDER]", required=False, shell_complete=complete_providers)
 @click.option(
     "--set",
     "pairs",
@@ -42,8 +42,12 @@ _LONGEST_KEY = 4096  # characters of a key that is typed or pasted
     "of its own.",
 )
 @click.option("--no-check", is_flag=True, help="Write the settings without asking the provider.")
-def command(provider: str, pairs: tuple[str, ...], key_file: str | None, no_check: bool) -> None:
+def command(
+    provider: str | None, pairs: tuple[str, ...], key_file: str | None, no_check: bool
+) -> None:
     """Set up a provider: ask for what it needs, check that it answers, and write the settings.
+
+    Without PROVIDER, the providers are listed, and a terminal asks which one.
 
     Nothing is written if the check fails. The other settings and all comments in the file stay. A
     key that you type is not shown, and is stored in a file that only you can read. Keys in the
@@ -57,6 +61,7 @@ def command(provider: str, pairs: tuple[str, ...], key_file: str | None, no_chec
     from cavvy.cli.task.submission import may_ask
     from cavvy.providers import registry
 
+    provider = provider or _choose_provider(asks=may_ask() and key_file != "-")
     known, installed = load_known(provider)
     entry = installed[provider]
     manifest = registry.manifest_of(entry)
@@ -72,6 +77,20 @@ def command(provider: str, pairs: tuple[str, ...], key_file: str | None, no_chec
     except BaseException:
         setup.undo()
         raise
+
+
+def _choose_provider(*, asks: bool) -> str:
+    """List the providers and ask for one. Raises CommandFailure if it may not ask."""
+    from cavvy.providers import registry
+
+    installed = registry.list_known()
+    names = sorted(installed)
+    if not asks:
+        hint = f"for example `cavvy setup runpod`; there are {', '.join(names)}"
+        raise CommandFailure("PROVIDER is missing", hint, exit_code=2)
+    pairs_out([(name, registry.manifest_of(installed[name]).title) for name in names])
+    kind = click.Choice(names)
+    return str(click.prompt("Which provider", type=kind, show_choices=False))
 
 
 class _Setup:

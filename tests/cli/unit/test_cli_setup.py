@@ -108,6 +108,33 @@ def test_a_key_and_settings_are_asked_for_checked_and_written(
     assert file.read_text() == text
 
 
+def test_without_a_provider_a_terminal_asks_for_one_and_a_script_is_told(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = run()
+    assert (refused.exit_code, "runpod" in refused.output) == (2, True)
+    monkeypatch.setattr(submission, "may_ask", lambda: True)
+    told = run(given="nonsense\nrunpod\ngood\neu\n")
+    assert told.exit_code == 0, told.output
+    assert "Lambda Cloud" in told.output
+    assert tomllib.loads(file.read_text())["providers"]["runpod"]["regions"] == "eu"
+
+
+def test_hosts_are_asked_for_before_a_table_without_any_is_written(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("CAVVY_CONFIG", str(file))
+    refused = run("ssh")
+    assert (refused.exit_code, "no host is listed" in refused.output) == (1, True)
+    assert file.read_text() == "# mine\n"
+    monkeypatch.setattr(submission, "may_ask", lambda: True)
+    asked = run("ssh", given="no-such-host.invalid\n\n")
+    assert "hosts (Enter: none):" in asked.output
+    assert "no host can be used" in asked.output
+    assert file.read_text() == "# mine\n"
+
+
 def test_without_a_terminal_it_takes_options_and_writes_nothing_that_fails(file: Path) -> None:
     refused = run("runpod", "--set", "regions=eu", "--key-file", "-", given="bad-secret")
     assert refused.exit_code == 1

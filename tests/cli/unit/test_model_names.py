@@ -81,3 +81,17 @@ def test_a_name_without_a_size_lists_all_sizes(name: str) -> None:
     hint = getattr(found.exception, "hint", "") or found.output
     assert f"--model {name}-7b" in hint
     assert "llama-70b (70.6 B)" in hint
+
+
+def test_the_list_of_models_has_their_sizes() -> None:
+    found = CliRunner().invoke(cli, ["estimate", "--model", "list", "-o", "json"])
+    assert {each["model"]: each["parameters"] for each in json.loads(found.stdout)} == SIZES
+    assert "8.0 B" in CliRunner().invoke(cli, ["estimate", "--model", "list"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"), [("1", "all with enough memory."), ("999", "3 do not have enough memory.")]
+)
+def test_the_line_below_the_table_says_how_many_fit(batch: str, said: str) -> None:
+    words = ["estimate", "--model", "gpt2-xl", "--gpu", "H100", "--batch", batch]
+    assert said in CliRunner().invoke(cli, words).output

@@ -125,9 +125,11 @@ def command(script: str | None, arguments: tuple[str, ...], output: str, **given
             exit_code=2,
         )
     if given["model"] == "list":
-        from cavvy.cli.task.profiles import list_models
+        from cavvy.cli.task.model_names import say_size
+        from cavvy.cli.task.profiles import model_parameters
 
-        rows_out(["model"], [(name,) for name in list_models()], output)
+        columns = [TableColumn("model"), TableColumn("parameters", show=say_size)]
+        rows_out(columns, list(model_parameters().items()), output)
         return
     _read_gpu(given)
     data, profile = _find(script, list(arguments), given)
@@ -294,7 +296,9 @@ def _notes(
     small = sum(1 for row in found if not row["fits"])
     more = "; --limit 0 shows all" if cut else ""
     kinds = "1 accelerator" if len(found) == 1 else f"{len(found)} accelerators"
-    click.echo(f"{kinds}, of which {small} do not have enough memory{more}.", err=True)
+    lack = f"of which {small} {'does' if small == 1 else 'do'} not have enough memory"
+    enough = "which has enough memory" if len(found) == 1 else "all with enough memory"
+    click.echo(f"{kinds}, {lack if small else enough}{more}.", err=True)
     click.echo(
         "NEED includes a margin for fragmentation and the driver. "
         f"{_describe_error(found, profile, run)} `cavvy bench` measures the speed.",

@@ -64,18 +64,18 @@ def say_suggestion(name: str, parameters: Mapping[str, int]) -> str:
         if re.search(r"[/\\]|\.[a-z]\w*$", name, re.IGNORECASE):
             return ""
         every = sorted(parameters, key=lambda each: parameters[each])
-        sizes = [f"{each} ({_say_size(parameters[each])})" for each in every]
+        sizes = [f"{each} ({say_size(parameters[each])})" for each in every]
         return (
             f"to name a model, state its size, such as `--model {name}-7b`, and the nearest one "
             f"is suggested. Built in, with their parameters: {', '.join(sizes)}"
         )
     sizes = [
-        f"{each} ({_say_size(parameters[each])} parameters)" for each in list_kin(close, parameters)
+        f"{each} ({say_size(parameters[each])} parameters)" for each in list_kin(close, parameters)
     ]
     return f"did you mean `--model {close}`? Built in: {', '.join(sizes)}"
 
 
-def _say_size(parameters: int) -> str:
+def say_size(parameters: int) -> str:
     return f"{parameters / 1e9:.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:.0f} M"
 
 

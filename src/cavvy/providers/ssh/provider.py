@@ -154,13 +154,12 @@ class SshProvider:
             (word, "the pattern matches no Host of the SSH configuration") for word in self._idle
         ]
         if not self._links:
-            return idle or [
-                (
-                    "hosts",
-                    "no host is listed; list hosts in `hosts` or an `inventory` "
-                    "(see docs/guides/ssh-hosts.md)",
-                )
-            ]
+            unmatched = "; ".join(f"{word}: {text}" for word, text in idle)
+            raise Refused(
+                unmatched
+                or "no host is listed; list hosts in `hosts` or an `inventory` "
+                "(see docs/guides/ssh-hosts.md)"
+            )
         if not any(link.up for link in self._links.values()):
             raise TryAgain("no host can be used: " + "; ".join(map(_silence, self._links.values())))
         await self._fleet.isolation.refresh()
