@@ -24,7 +24,7 @@ from cavvy.client.paths import job_path, machine_path, make_key, project_path, q
 from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patience
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 80  # increases with every change to the routes
+REVISION = 81  # increases with every change to the routes
 _MOVES = 63  # the first revision in which a retry can replace resources
 _CHOOSES = 74  # the first revision in which a retry can name a checkpoint
 
@@ -138,6 +138,11 @@ class ApiClient:
     def submit_graph(self, project: str, ask: wire.GraphRequest) -> list[wire.Submitted]:
         """Queue several tasks. Raises ApiError with the codes of `submit`."""
         return self.ask(f"{project_path(project)}/job-graphs", list[wire.Submitted], ask)
+
+    def submit_batch(self, project: str, ask: wire.BatchRequest) -> wire.SubmittedBatch:
+        """Queue up to 10,000 tasks in one transaction. Raises ApiError with the codes of
+        `submit`."""
+        return self.ask(f"{project_path(project)}/job-batches", wire.SubmittedBatch, ask)
 
     def check_graph(
         self, project: str, ask: wire.GraphRequest, *, placements: int = 0

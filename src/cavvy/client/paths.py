@@ -24,7 +24,10 @@ def make_id(now_s: float, noise: bytes) -> str:
     """Create an ID. IDs sort by time. `now_s` is in seconds since 1970; `noise` consists of at
     least four random bytes.
     """
-    random = int.from_bytes(noise[:4], "big") >> 2
+    return _write_id(now_s, int.from_bytes(noise[:4], "big") >> 2)
+
+
+def _write_id(now_s: float, random: int) -> str:
     number = (round(now_s * 1000) << (5 * _RANDOM)) | random
     digits = []
     for _ in range(_TIME + _RANDOM):
@@ -36,6 +39,16 @@ def make_id(now_s: float, noise: bytes) -> str:
 def make_key() -> str:
     """Create an idempotency key for one submission and its retries."""
     return make_id(time.time(), os.urandom(4))
+
+
+def make_keys(count: int) -> list[str]:
+    """Create the idempotency keys of the tasks of one request. They are different, and in the order
+    in which their jobs wait."""
+    from random import SystemRandom
+
+    now_s = time.time()
+    random = sorted(SystemRandom().sample(range(1 << (5 * _RANDOM)), count))
+    return [_write_id(now_s, each) for each in random]
 
 
 def read_time(job_id: str) -> float | None:

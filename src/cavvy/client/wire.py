@@ -90,6 +90,34 @@ class Submitted(Answer, frozen=True, kw_only=True):
     members: int | None = None
 
 
+class BatchRequest(Ask, frozen=True, kw_only=True):
+    """Up to 10,000 tasks of one user to run, which do not wait for each other. `keys` are their
+    idempotency keys, a new one for each task. All are stored, or none; if `each` is set, those that
+    are refused are left out.
+    """
+
+    tasks: list[SubmitRequest]
+    keys: list[str]
+    each: bool = False
+
+
+class RefusedTasks(Answer, frozen=True, kw_only=True):
+    """The tasks of a batch that were refused for one reason, by their places in the request, of
+    which the first is 0. `code`, `message` and `hint` are those of the error."""
+
+    tasks: list[int]
+    code: str
+    message: str
+    hint: str
+
+
+class SubmittedBatch(Answer, frozen=True, kw_only=True):
+    """The jobs of a batch, in the order of its tasks, and the tasks that were refused."""
+
+    jobs: list[Submitted]
+    refused: list[RefusedTasks]
+
+
 class PlacementView(Answer, frozen=True, kw_only=True):
     """One way to run a task: all its nodes on one offer, whose key is `placement`. The price is
     that of all nodes. The times and the cost are expected values, and null if the task states no

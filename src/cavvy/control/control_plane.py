@@ -597,9 +597,11 @@ class ControlPlane:
         """Stop all services, pools and jobs, and immediately remove all gangs without a job."""
         await self.services.end_all()
         await self.node_pools.stop_all()
+        reason = "all jobs are being stopped"
+        await self.jobs.stop_waiting(await self._store.unfinished(), reason)
         for job_id in await self._store.unfinished():
             job = await self._store.job(job_id)
-            await self.jobs.stop(job.project, job.id, "all jobs are being stopped", release=True)
+            await self.jobs.stop(job.project, job.id, reason, release=True)
         return await self.garbage_collector.sweep(remove=True, at_once=True)
 
     async def reconcile(self, key: str) -> timedelta | None:

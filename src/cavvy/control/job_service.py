@@ -49,7 +49,7 @@ from cavvy.store.arrays import NewJob
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion, StoreFull
 
 _RANDOM_BITS = 30
-_AT_ONCE = 200  # jobs of an array that are changed in one write
+_AT_ONCE = 200  # jobs that are changed in one write
 _AT_WORK = (JobPhase.STARTING, JobPhase.RUNNING)
 _TRIES = 10  # tries of a write that fails because the row was changed meanwhile
 T = TypeVar("T")
@@ -222,9 +222,10 @@ class JobService:
         self._announce(new)
         return job
 
-    async def submit_all(self, asks: Sequence[TaskSubmission], project: str) -> None:
-        """Queue jobs and arrays for several tasks, in one write. Otherwise like `submit`. A task
-        that waits for others of them, by their IDs, comes after these.
+    async def submit_all(self, asks: Sequence[TaskSubmission], project: str) -> Sequence[NewJob]:
+        """Queue jobs and arrays for several tasks, in one write, and return them with the names
+        under which they are stored. Otherwise like `submit`. A task that waits for others of them,
+        by their IDs, comes after these.
         """
         groups = {each.task.group.name: self.make_id() for each in asks if each.task.group}
         new, jobs = set(groups), list[NewJob]()
@@ -233,9 +234,13 @@ class JobService:
             made = self._make(replace(ask, group=groups.get(group)), project)
             jobs.append(replace(made, group=group if group in new else ""))
             new.discard(group)
-        await self._store.submit_all(jobs)
+        names = await self._store.submit_all(jobs)
         for each in jobs:
             self._announce(each)
+        return [
+            replace(each, job=replace(each.job, name=name))
+            for each, name in zip(jobs, names, strict=True)
+        ]
 
     def _make(self, ask: TaskSubmission, project: str) -> NewJob:
         now, task = self._clock.now(), ask.task
@@ -276,6 +281,17 @@ class JobService:
             self._put,
         )
         return await self._store.arrays.get(array.id)
+
+    async def stop_waiting(self, job_ids: Sequence[str], reason: str) -> None:
+        """Stop those of the jobs that have never started, the newest first, many in one write. Jobs
+        that have a node, or had one, are left for `stop`."""
+        now = self._clock.now()
+
+        def stop(job: JobRecord) -> RowChanges | None:
+            waits = job.phase is JobPhase.QUEUED and not job.attempt and not is_stopping(job)
+            return stop_job(replace(job, released=True), reason, now) if waits else None
+
+        await self._change_all(job_ids[::-1], stop, self._put)
 
     async def retry_array(self, project: str, name: str, account: str = "") -> StoredArray:
         """Queue all failed and stopped members again. If all jobs of a group have ended, its
@@ -377,7 +393,7 @@ class JobService:
                     for what in changes.notices if job.task.webhooks else ():
                         self._notify(job.id, what)
                 return
-        raise StaleVersion("the jobs of the array kept changing during the request; try again")
+        raise StaleVersion("the jobs kept changing during the request; try again")
 
     def check_times(self, task: TaskSpec) -> None:
         """Raise UnsupportedTask if the task's schedule never starts the task."""

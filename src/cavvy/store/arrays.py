@@ -319,8 +319,8 @@ def insert_array(
     event: Event,
     members: Mapping[str, int],
     parallel: int | None,
-) -> None:
-    """Implement `SqlArrays.submit` in the open transaction."""
+) -> str:
+    """Implement `SqlArrays.submit` in the open transaction. Return the name of the array."""
     check_open(session, [job.project])
     job = look_up(session, job)
     texts = check_readable(job)
@@ -336,6 +336,7 @@ def insert_array(
     session.run(EVENTS.insert, EVENTS.values(storable_event(replace(event, job_id=first))))
     session.run(_COPY_EVENT, (job.array_id, first, first))
     insert_dependencies(session, job, array=True)
+    return name
 
 
 def _insert_as(

@@ -87,9 +87,9 @@ from cavvy.store.rows import (
 )
 from cavvy.store.secrets import SqlCredentials
 from cavvy.store.services import SqlNodePools, SqlServices
-from cavvy.store.submissions import SubmissionGroup
+from cavvy.store.submissions import SubmissionGroup, insert_together
 from cavvy.store.workers import StoreWorkers
-from cavvy.store.writes import insert_all, insert_job, remove_job, save_checkpoint, write_changes
+from cavvy.store.writes import insert_job, remove_job, save_checkpoint, write_changes
 
 _T = TypeVar("_T")
 # maximum number of writes in one SQLite transaction; with more, the first write would be delayed
@@ -329,11 +329,12 @@ class Store:
         self._documents.keep(stored.id, stored.version, stored.task, stored.origin)
         return stored
 
-    async def submit_all(self, jobs: Sequence[NewJob]) -> None:
-        """Insert several new jobs and arrays of jobs, or none of them. Otherwise like `submit`. A
-        job that waits for another of them, by its ID, comes after it.
+    async def submit_all(self, jobs: Sequence[NewJob]) -> Sequence[str]:
+        """Insert several new jobs and arrays of jobs, or none of them, and return the names under
+        which they are stored. Otherwise like `submit`. A job that waits for another of them, by its
+        ID, comes after it.
         """
-        await self._write(lambda session: insert_all(session, jobs))
+        return await self._write(lambda session: insert_together(session, jobs))
 
     async def job(self, job_id: str) -> JobRecord:
         return await self._one(f"no job {job_id}", self._documents.jobs, "AND j.id = ?", job_id)

@@ -12,12 +12,13 @@ from cavvy.domain.events import Event
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.values import Struct, replace
 from cavvy.store.accounts import check_open
+from cavvy.store.arrays import NewJob
 from cavvy.store.audit import PENDING, append_all
 from cavvy.store.base import StaleVersion
 from cavvy.store.documents import check_readable, storable_event, storable_job
 from cavvy.store.drivers import DatabaseSession
 from cavvy.store.rows import EVENTS, JOB_COLUMNS, insert_many, job_values
-from cavvy.store.writes import DOCUMENT_COLUMNS, insert_job
+from cavvy.store.writes import DOCUMENT_COLUMNS, insert_all, insert_job
 
 _MOST = 64  # maximum submissions in one transaction
 _NUMBERS = (
@@ -86,6 +87,24 @@ class SubmissionGroup:
                 return [error]
         # one of the submissions cannot be stored, so store each by itself
         return [answer for each in submissions for answer in await self._store([each])]
+
+
+def insert_together(session: DatabaseSession, jobs: Sequence[NewJob]) -> Sequence[str]:
+    """Insert jobs and arrays in the open transaction, and return their names. PostgreSQL gets many
+    jobs with each statement. Raises StaleVersion, ProjectArchived, DependencyMissing.
+    """
+    apart = any(new.group or new.members or new.job.after or new.job.array_id for new in jobs)
+    if session.driver.is_sqlite or apart:
+        return insert_all(session, jobs)
+    names = list[str]()
+    for start in range(0, len(jobs), _MOST):
+        part = jobs[start : start + _MOST]
+        submissions = [Submission(job=new.job, event=new.event) for new in part]
+        for answer in insert_jobs(session, submissions):
+            if isinstance(answer, Exception):
+                raise answer
+            names.append(answer.name)
+    return names
 
 
 def insert_jobs(session: DatabaseSession, submissions: Sequence[Submission]) -> Sequence[Answer]:

@@ -146,15 +146,18 @@ def insert_job(session: DatabaseSession, job: JobRecord, event: Event) -> JobRec
     return stored
 
 
-def insert_all(session: DatabaseSession, jobs: Iterable[NewJob]) -> None:
-    """Insert jobs and arrays. Raises StaleVersion, ProjectArchived, DependencyMissing."""
+def insert_all(session: DatabaseSession, jobs: Iterable[NewJob]) -> Sequence[str]:
+    """Insert jobs and arrays, and return their names. Raises StaleVersion, ProjectArchived,
+    DependencyMissing."""
+    names = list[str]()
     for new in jobs:
         if new.group:
             insert_group(session, new.job, new.group)
         if new.members:
-            insert_array(session, new.job, new.event, new.members, new.parallel)
+            names.append(insert_array(session, new.job, new.event, new.members, new.parallel))
         else:
-            insert_job(session, new.job, new.event)
+            names.append(insert_job(session, new.job, new.event).name)
+    return names
 
 
 def _insert_job(session: DatabaseSession, stored: JobRecord, texts: tuple[str, str]) -> bool:

@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (80, "a4122a057cc4fb5a")
+ROUTES = (81, "9c0c81555f6316c9")
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -689,6 +689,9 @@ async def test_queue_position_nodes_down(api: Api) -> None:
     }
     assert not any(found["done"] for found in dry)
     await api.http.post("/v1/down", json={})
+    waited = await api.app_state.store.job(made[3]["id"])
+    assert (waited.phase, waited.attempt) == ("stopped", 0)
+    assert waited.stop_reason == "all jobs are being stopped"
     await until(lambda: _nobody(api))
 
 

@@ -49,6 +49,7 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("POST", "/v1/projects/{project}/job-check"): RUNNERS,
     ("POST", "/v1/projects/{project}/job-graph-check"): RUNNERS,
     ("POST", "/v1/projects/{project}/job-graphs"): RUNNERS,
+    ("POST", "/v1/projects/{project}/job-batches"): RUNNERS,
     ("POST", f"{_JOB}/stop"): RUNNERS,
     ("POST", f"{_JOB}/retry"): RUNNERS,
     ("POST", "/v1/projects/{project}/arrays/{name}/stop"): RUNNERS,

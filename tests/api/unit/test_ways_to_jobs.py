@@ -13,6 +13,7 @@ _DOOR = "count_new"
 # What users ask for. Each counts its jobs at the door.
 _ASKED = {
     "api/routes/arrays.py:retry",
+    "api/routes/bulk_submission.py:_store",
     "api/routes/jobs.py:retry",
     "api/routes/submission.py:start_machine",
     "api/routes/submission.py:submit_graph",
@@ -32,6 +33,8 @@ _BY_ITSELF = {
 # stored consents at admission, and `is_free_only` leaves them out while the job waits.
 _CONSENTS = {
     # of this request
+    "api/routes/bulk_submission.py:_check_all": {"ask.consent"},
+    "api/routes/bulk_submission.py:_find_shape": {"ask.consent"},
     "api/routes/pools.py:apply": {"ask.consent"},
     "api/routes/services.py:_start": {"ask.consent"},
     "api/routes/services.py:admit": {"ask.consent"},

@@ -95,8 +95,9 @@ async def empty_project(app_state: AppState, project: str, jobs: Sequence[JobSum
     control_plane = app_state.control_plane
     await control_plane.services.end_all(project)
     await control_plane.node_pools.stop_all(project)
-    for job in jobs:
-        reason = f"project {project} is being removed"
+    reason = f"project {project} is being removed"
+    await control_plane.jobs.stop_waiting([job.id for job in jobs], reason)
+    for job in await list_unfinished(app_state, project):
         await control_plane.jobs.stop(job.project, job.id, reason, release=True)
     for attempt in await app_state.store.open_attempts(project):
         if attempt.phase in (AttemptPhase.KEPT, AttemptPhase.ENDING):

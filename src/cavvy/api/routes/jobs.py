@@ -17,6 +17,7 @@ from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change, note_reading
 from cavvy.api.errors import CODES, ApiProblem
 from cavvy.api.routes import views
+from cavvy.api.routes.bulk_submission import ReadTask, submit_batch
 from cavvy.api.routes.submission import (
     check_graph,
     check_submission,
@@ -25,6 +26,7 @@ from cavvy.api.routes.submission import (
     rank_placements,
     submit_graph,
     submit_task,
+    view_submitted,
 )
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import filter_projects, in_path, in_query, name_user, principal_of, require
@@ -39,7 +41,7 @@ from cavvy.control.running_costs import read_unwritten, sum_to_now
 from cavvy.costs.metering import total
 from cavvy.costs.running import charge_to_now
 from cavvy.domain.accounts import Permission
-from cavvy.domain.arrays import StoredArray, find_phase
+from cavvy.domain.arrays import StoredArray
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord
 from cavvy.domain.ledger import EnergyUse
 from cavvy.domain.retention import JOBS_SETTING, RemovedJob
@@ -127,7 +129,7 @@ async def submit(
     job, created = await submit_task(
         app_state, project, ask, key, principal_of(request).account or "", announce
     )
-    return reply(_submitted(job, created=created), 201 if created else 200)
+    return reply(view_submitted(job, created=created), 201 if created else 200)
 
 
 @router.post(
@@ -152,27 +154,40 @@ async def submit_several(
 
     ask, account = structs.replace(ask, tasks=tasks), principal_of(request).account or ""
     jobs, created = await submit_graph(app_state, project, ask, account, announce)
-    answers = [_submitted(each, created=created) for each in jobs]
+    answers = [view_submitted(each, created=created) for each in jobs]
     return reply(answers, 201 if created else 200)
+
+
+@router.post(
+    "/projects/{project}/job-batches",
+    rule=in_path(Permission.RUN),
+    answer=wire.SubmittedBatch,
+    status=201,
+    errors=SUBMISSION_ERRORS,
+    limit="server.request_mib",
+)
+async def submit_many(
+    request: Request, app_state: AppState, project: ProjectPath, ask: wire.BatchRequest
+) -> Response:
+    """Submit up to 10,000 tasks, in one transaction: all of them, or each that is accepted."""
+    tasks = [structs.replace(each, user=name_user(request, each.user)) for each in ask.tasks]
+
+    def announce(read: Sequence[ReadTask]) -> None:
+        for each in read:
+            _check_step(request, each.task)
+        ends = {"first": read[0].key, "last": read[-1].key}
+        note_change(request, after={"jobs": len(read), **ends})
+
+    account = principal_of(request).account or ""
+    ask = structs.replace(ask, tasks=tasks)
+    batch = await submit_batch(app_state, project, ask, account, announce)
+    return reply(batch, 201 if any(job.created for job in batch.jobs) else 200)
 
 
 def _check_step(request: Request, task: TaskSpec) -> None:
     """Raise ApiProblem if the task deploys to devices and the caller may not do so."""
     if task.edge is not None and task.edge.deploy:
         require(request, Permission.OPERATE, task.project)
-
-
-def _submitted(job: JobRecord | StoredArray, *, created: bool) -> wire.Submitted:
-    if isinstance(job, JobRecord):
-        return view(wire.Submitted, job, created=created)
-    return wire.Submitted(
-        id=job.id,
-        project=job.project,
-        name=job.name,
-        phase=find_phase(job.counts),
-        created=created,
-        members=sum(job.counts.values()),
-    )
 
 
 @router.post(

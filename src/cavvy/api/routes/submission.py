@@ -13,6 +13,7 @@ import msgspec
 
 from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
+from cavvy.api.wire import view
 from cavvy.catalog.residency import (
     OUTSIDE_HINT,
     explain_unlocated,
@@ -38,7 +39,7 @@ from cavvy.control.parts import NO_DEVICES
 from cavvy.control.share import WorkShare
 from cavvy.costs.extras import expect_extras
 from cavvy.domain.accounts import INSTALLATION
-from cavvy.domain.arrays import StoredArray, count_members, is_array
+from cavvy.domain.arrays import StoredArray, count_members, find_phase, is_array
 from cavvy.domain.authorization import list_line
 from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JOB_ENDS, JobRecord, RunOrigin
@@ -78,9 +79,9 @@ from cavvy.task_files import ReadOptions, parse_task
 # Maximum age in seconds of an idempotency key. Keys become job IDs, which sort by time, so an older
 # key could put its job ahead of others in the queue.
 _KEY_AGE_S = 900
-_MARKET_AGE = timedelta(seconds=60)  # maximum age of the offers that this check uses
-_MARKET_WAIT_S = 5.0
-_SILENT = f"the providers have not answered within {_MARKET_WAIT_S:.0f} s"
+MARKET_AGE = timedelta(seconds=60)  # maximum age of the offers that this check uses
+MARKET_WAIT_S = 5.0
+_SILENT = f"the providers have not answered within {MARKET_WAIT_S:.0f} s"
 MOST_RANKED = 20  # tasks of a file whose placements are ranked
 # tries to count a user's jobs that another server counts, and seconds between two of them
 _LOCK_TRIES, _LOCK_AGAIN_S = 400, 0.02
@@ -106,14 +107,14 @@ async def submit_task(
     now = app_state.now()
     text = read_text(ask)
     origin = read_origin(ask, text)
-    if key is not None and not _is_of_now(app_state, key):
-        return await _made_before(app_state, project, key, origin), False
+    if key is not None and not is_of_now(app_state, key):
+        return await read_made_before(app_state, project, key, origin), False
     task = await read_task(app_state, project, ask, text, origin, now)
     jobs = app_state.control_plane.jobs
     job_id = key or jobs.make_id()
     announce(job_id, task)
     await check_after(app_state, task)
-    await _check_parts(app_state, task, origin)
+    await check_parts(app_state, task, origin)
     task, group = await join_group(app_state, task)
     policies = await app_state.store.policies_of(project)
     admitted = await _admit(app_state, task, policies, now, ask, origin, job_id, account)
@@ -124,7 +125,7 @@ async def submit_task(
     except StaleVersion:
         if key is None:
             raise
-        return await _made_before(app_state, project, key, origin), False
+        return await read_made_before(app_state, project, key, origin), False
     if origin.snapshot is not None:
         # garbage collection keeps these blobs from now on, because the job is stored
         app_state.snapshots.add((project, origin.snapshot))
@@ -144,8 +145,8 @@ async def submit_graph(
     now, jobs = app_state.now(), app_state.control_plane.jobs
     origins = _read_origins(ask)
     keyed = list(zip(ask.keys, origins, strict=True))
-    if not all(_is_of_now(app_state, key) for key in ask.keys):
-        return [await _made_before(app_state, project, *each) for each in keyed], False
+    if not all(is_of_now(app_state, key) for key in ask.keys):
+        return [await read_made_before(app_state, project, *each) for each in keyed], False
     found = await _read_graph(app_state, project, ask, origins, now)
     if prices := "\n".join(each.price for each in found if each.price):
         raise ApiProblem("consent-needed", prices)
@@ -170,7 +171,21 @@ async def submit_graph(
     for origin in origins:
         if origin.snapshot is not None:
             app_state.snapshots.add((project, origin.snapshot))
-    return [await _made_before(app_state, project, *each) for each in keyed], created
+    return [await read_made_before(app_state, project, *each) for each in keyed], created
+
+
+def view_submitted(job: JobRecord | StoredArray, *, created: bool) -> wire.Submitted:
+    """Return the answer for a job or an array."""
+    if isinstance(job, JobRecord):
+        return view(wire.Submitted, job, created=created)
+    return wire.Submitted(
+        id=job.id,
+        project=job.project,
+        name=job.name,
+        phase=find_phase(job.counts),
+        created=created,
+        members=sum(job.counts.values()),
+    )
 
 
 class CheckedTask(Struct, frozen=True, kw_only=True):
@@ -343,12 +358,12 @@ async def _read_graph(
     found = list[CheckedTask]()
     for (each, origin), task in zip(parts, tasks, strict=True):
         await check_after(app_state, task, names)
-        await _check_parts(app_state, task, origin)
+        await check_parts(app_state, task, origin)
         found.append(await _find_price(app_state, task, now, each))
     return found
 
 
-async def _check_parts(app_state: AppState, task: TaskSpec, origin: RunOrigin) -> None:
+async def check_parts(app_state: AppState, task: TaskSpec, origin: RunOrigin) -> None:
     """Raise ApiProblem if a secret or a file of the task is missing, or what the server needs for
     it."""
     check_tuning(task)
@@ -422,8 +437,8 @@ async def rank_placements(
         return none
     now = app_state.now()
     try:
-        async with asyncio.timeout(_MARKET_WAIT_S):
-            snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
+        async with asyncio.timeout(MARKET_WAIT_S):
+            snapshot = await app_state.control_plane.pool.market(MARKET_AGE)
     except TimeoutError:
         return none
     ranked: list[Sequence[Placement]] = []
@@ -439,7 +454,7 @@ async def _rank(
     egress = await app_state.control_plane.advisor.egress_of(task)
     situation = PlanningContext(submitted_at=now, egress=egress)
     objections = app_state.control_plane.pool.objections
-    job = _as_job(task, now, consented=True)
+    job = as_job(task, now, consented=True)
     found = find_placements(job, snapshot, objections, situation, now)
     ranked: list[Placement] = []
     for wish, offers in rank_candidates(found, egress=egress):
@@ -598,7 +613,7 @@ async def check_pool(app_state: AppState, pool: NodePool, now: datetime, *, cons
             f"other offers; it has {pool.min_nodes} to {most}, which are billed {until}",
         )
     if pool.min_nodes and not pool.join:
-        found = wait_for_offers(_as_job(task, now, consented=True), found)
+        found = wait_for_offers(as_job(task, now, consented=True), found)
     return "" if found.offers else found.reason
 
 
@@ -624,9 +639,9 @@ async def _look_in_pool(
 ) -> tuple[Candidates, bool]:
     """Return the offers for the task in the pool, and whether the pool has any offer. Raises
     TimeoutError if the providers do not answer in time."""
-    async with asyncio.timeout(_MARKET_WAIT_S):
-        snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
-    job, within = restrict_to_pool(_as_job(task, now, consented=True), snapshot, pool)
+    async with asyncio.timeout(MARKET_WAIT_S):
+        snapshot = await app_state.control_plane.pool.market(MARKET_AGE)
+    job, within = restrict_to_pool(as_job(task, now, consented=True), snapshot, pool)
     situation = PlanningContext(submitted_at=now)
     return _look(app_state, job, within, situation), within is not snapshot
 
@@ -646,16 +661,19 @@ def read_ceiling(ask: wire.SubmitRequest) -> Money | None:
     return None if ask.ceiling_micros is None else Money(ask.ceiling_micros)
 
 
-def _is_of_now(app_state: AppState, key: str) -> bool:
+def is_of_now(app_state: AppState, key: str) -> bool:
+    """Return whether a request with this key may make a job, because the key was made lately."""
     # After the machine's clock was set back, clients on this machine use the earlier time.
     times = (app_state.now(), app_state.machine_now())
     made = read_time(key)
     return made is not None and any(abs(made - each.timestamp()) <= _KEY_AGE_S for each in times)
 
 
-async def _made_before(
+async def read_made_before(
     app_state: AppState, project: str, key: str, origin: RunOrigin
 ) -> JobRecord | StoredArray:
+    """Return what an earlier request with this key has made. Raises ApiProblem if it was another
+    request, or if the key is too old to make a job."""
     job: JobRecord | StoredArray
     try:
         try:
@@ -705,16 +723,35 @@ async def read_task(
     serves: bool = False,
 ) -> TaskSpec:
     """Parse the submitted task, or service if `serves` is set. Raises SpecError, ApiProblem."""
+    parse = partial(parse_submitted, project, ask, text, origin, now, serves=serves)
+    task = await _parse(app_state, len(text) + len(origin.overrides) + len(str(ask.params)), parse)
+    return name_task(task, ask)
+
+
+def parse_submitted(
+    project: str,
+    ask: wire.SubmitRequest,
+    text: str,
+    origin: RunOrigin,
+    now: datetime,
+    *,
+    serves: bool = False,
+) -> TaskSpec:
+    """Parse the submitted task, or service if `serves` is set, under its own name. Raises
+    SpecError."""
     options = ReadOptions(dialect=origin.dialect, overrides=origin.overrides, serves=serves)
-    parse = partial(parse_task, text, file=ask.path, params=ask.params, now=now, options=options)
-    length = len(text) + len(origin.overrides) + len(str(ask.params))
-    task = await _parse(app_state, length, parse)
+    task = parse_task(text, file=ask.path, params=ask.params, now=now, options=options)
+    return replace(task, project=project)
+
+
+def name_task(task: TaskSpec, ask: wire.SubmitRequest) -> TaskSpec:
+    """Return the task under the name that the request gives it, if any. Raises ApiProblem."""
     if ask.name is not None and not _NAME.fullmatch(ask.name):
         raise ApiProblem(
             "invalid-request",
             f"`name` must have 1 to 63 characters from a-z, 0-9 and -, not {ask.name!r}",
         )
-    return replace(task, project=project, name=ask.name or task.name)
+    return replace(task, name=ask.name or task.name)
 
 
 async def _parse(app_state: AppState, length: int, parse: Callable[[], TaskSpec]) -> TaskSpec:
@@ -934,12 +971,12 @@ async def check_offers(
     costs.
     """
     try:
-        async with asyncio.timeout(_MARKET_WAIT_S):
-            snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
+        async with asyncio.timeout(MARKET_WAIT_S):
+            snapshot = await app_state.control_plane.pool.market(MARKET_AGE)
     except TimeoutError:
         _ask_without_price(app_state, task, task.name, consented=consented)
         return  # the queue detects other problems later, and reports them in the job's events
-    job = _as_job(task, now, consented=consented)
+    job = as_job(task, now, consented=consented)
     egress = await app_state.control_plane.advisor.egress_of(task)
     situation = PlanningContext(submitted_at=now, egress=egress)
     candidates = _look(app_state, job, snapshot, situation)
@@ -958,7 +995,7 @@ async def check_offers(
     raise ApiProblem("consent-needed", describe_price(task, paid.offers[0]))
 
 
-def _as_job(task: TaskSpec, now: datetime, *, consented: bool) -> JobRecord:
+def as_job(task: TaskSpec, now: datetime, *, consented: bool) -> JobRecord:
     """Return the job that the task would be."""
     return JobRecord(
         id="",

@@ -151,15 +151,21 @@ def _find_key(
     usual = replace(situation, submitted_at=None, avoid=()) == PlanningContext()
     if not usual or is_limited(job) or any(until > now for until in job.avoid.values()):
         return None
-    task = replace(job.task, **FREE_FIELDS)
-    verdicts = [objections(job.task, account) for account in snapshot.list_accounts(job)]
     policies = [
         (bound.owner, policy)
         for bound in snapshot.market.policies.find(job.project)
         if (policy := replace(bound.policy, **_FREE_POLICIES)) != ProjectPolicy()
     ]
     avoid = frozenset(situation.avoid)
-    return job.consented, avoid, encode((task, verdicts, policies))
+    return job.consented, avoid, find_needs(job, snapshot, objections), encode(policies)
+
+
+def find_needs(job: JobRecord, snapshot: MarketSnapshot, objections: Objections) -> bytes:
+    """Return what jobs share that would get the same offers, if their policies and limits, their
+    progress and their users' consent are the same."""
+    task = replace(job.task, **FREE_FIELDS)
+    verdicts = [objections(job.task, account) for account in snapshot.list_accounts(job)]
+    return encode((task, verdicts))
 
 
 def find_placements(
