@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 
 from .control_client import complain
@@ -392,6 +393,9 @@ class StepRunner:
             connected=lambda: self._owner.execs.connected,
             stuck_s=self._work.stuck_s,
             alone=self._config.devices is None,
+            event_folders=self._list_event_folders(),
+            # ranks may share a folder
+            event_host=socket.gethostname() if self._config.rank else "",
         )
         if self._config.memory_mib and self._group is None and self._work.image is None:
             self._watch.memory_mib = self._config.memory_mib
@@ -399,6 +403,13 @@ class StepRunner:
         if (vendor := find_vendor(self._config)) in VENDORS:
             self._loop.after(1, lambda: self._measure_gpus(vendor))
         self._clean()
+
+    def _list_event_folders(self) -> list[str]:
+        """Return the folders in which the work's event files may be."""
+        folders, checkpoint = [self._config.folder], self._work.checkpoint
+        if checkpoint is not None:
+            folders.append(os.path.join(self._config.folder, checkpoint.path))
+        return folders
 
     def _clean(self) -> None:
         """Clean the machine's cache in a separate process, which is killed if it still runs when

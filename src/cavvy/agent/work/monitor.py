@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
     from ..config import ConfigFields
     from .checkpoint_files import CheckpointWatcher
+    from .event_files import EventFileReader
     from .meters import UsageMeter
 
     Say = Callable[..., None]
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 
 MARK = b"CAVVY_PROGRESS "
@@ -128,9 +129,14 @@ class WorkMonitor:
         connected: Callable[[], bool] = bool,
         stuck_s: float | None = None,
         alone: bool = False,
+        event_folders: Sequence[str] = (),
+        event_host: str = "",
     ) -> None:
         self._figures = MinuteFigures(say)
         self._steps = StepValueReader(say)
+        # folders with event files, and part of their names; see EventFileReader
+        self._event_folders, self._event_host = event_folders, event_host
+        self._events: EventFileReader | None = None
         self._declares = False  # whether the work reports values itself, not only in what it prints
         self._stuck_s = stuck_s  # the limit that the control plane applies, if there is one
         self._alone = alone  # whether no other job uses the node's network
@@ -192,6 +198,7 @@ class WorkMonitor:
         now = time.monotonic()
         self._figures.tick()
         self._look_at_file()
+        self._look_at_events()
         self._steps.tick()
         if self._checkpoints and now - self._checkpoints_at >= CHECKPOINT_S:
             self._checkpoints_at = now
@@ -265,6 +272,7 @@ class WorkMonitor:
         if self.gpus is not self._told_gpus:
             self._tell_usage(time.monotonic())
         self._look_at_file()
+        self._look_at_events(last=True)
         self._tell_printed(self._steps.end())
         self._tell_checkpoint(last=True)
         self._spend_cpu(time.monotonic())
@@ -324,6 +332,24 @@ class WorkMonitor:
         values = self._progress.look()
         self._steps.report(values)
         self._tell(values)
+
+    def _look_at_events(self, *, last: bool = False) -> None:
+        """Read what the work has written into event files of TensorBoard."""
+        if not self._event_folders:
+            return
+        newest: dict[str, float] = {}
+
+        def found(values: Mapping[str, float], step: float, age_s: float) -> None:
+            newest.update(self._steps.log(values, step, age_s=age_s))
+
+        if self._events is None:
+            from .event_files import EventFileReader
+
+            self._events = EventFileReader(
+                self._event_folders, self._steps.describe, host=self._event_host
+            )
+        self._events.read(found, last=last)
+        self._tell_printed(newest)
 
     def _tell_printed(self, values: Mapping[str, float]) -> None:
         """Show values that the work only prints, unless it reports its own: those of names that say

@@ -1,0 +1,397 @@
+"""Reads the event files of TensorBoard that the work writes, so that their scalars become curves.
+It needs neither TensorBoard nor protobuf.
+
+A file is a list of records (TFRecord): the length, its checksum, the data, its checksum. The data
+is a message `Event` (tensorflow/core/util/event.proto and framework/summary.proto), whose fields
+are read by their numbers. Scalars are numbers (`simple_value`) or tensors with one element.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+import time
+from collections import deque
+
+from ..disk import open_own
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    Found = Callable[[dict[str, float], float, float], object]
+
+MARK = "tfevents"  # is part of the name of each event file
+MOST_FILES = 64
+DEEPEST = 7  # folders in folders
+MOST_ENTRIES = 20_000  # that a search looks at, those that lie less deep first
+SEARCH_S = 5.0  # between two searches
+SPARED = 200  # times the duration of a search until the next one
+MOST_RECORDS = 1000  # that are read at a time, so that the agent uses little CPU
+MOST_AT_END = 200_000  # when the work has ended
+END_S = 5.0
+PIECE_BYTES = 256 << 10
+LARGEST = 1 << 20  # bytes of a record that is read; larger ones, such as pictures, are left out
+LONGEST = 1 << 31  # bytes of a record in a file that is not broken
+LATE_S = 5.0  # by which the clock of an event may lie before the begin of the work
+MOST_TAGS = 1000  # of a file
+MOST_PARAMS = 256
+PHASES = ("train", "training", "val", "valid", "validation", "dev", "test", "eval", "evaluation")
+_HPARAMS = b"hparams"
+_SCALARS = b"scalars"
+_VARINT, _64_BITS, _BYTES, _32_BITS = 0, 1, 2, 5  # wire types of protobuf
+
+
+class EventFileReader:
+    """Finds event files below folders, and reads what is new in them. `described` takes settings
+    (hparams).
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[str],
+        described: Callable[[dict[str, str]], object],
+        *,
+        host: str = "",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._folders, self._described = folders, described
+        self._host = host  # only files of this host are read, if it is not ""
+        self._clock = clock
+        self._began = clock() - LATE_S
+        self._files: dict[tuple[int, int], _EventFile] = {}
+        self._name = _RunNames().name
+        self._search_at = 0.0
+
+    def read(self, found: Found, *, last: bool = False) -> None:
+        """Read what is new; to be called about once a second. `found` takes the values of a step,
+        the step, and their age in seconds. With `last`, the work has ended: read all of it.
+        """
+        now = time.monotonic()
+        if last or now >= self._search_at:
+            self._search()
+            spent = time.monotonic() - now
+            self._search_at = now + max(SEARCH_S, SPARED * spent)
+        left = MOST_AT_END if last else MOST_RECORDS
+        while left > 0:
+            count = self._read(found, MOST_RECORDS)
+            left -= count
+            if not count or time.monotonic() > now + END_S:
+                break
+        if last:
+            for each in self._files.values():
+                each.close()
+
+    def _read(self, found: Found, most: int) -> int:
+        """Read up to `most` records of all files. Return how many there were."""
+        count, now = 0, self._clock()
+        for each in self._files.values():
+            for event in each.read(most - count):
+                count += 1
+                self._take(each, event, now, found)
+            if count >= most:
+                break
+        return count
+
+    def _take(self, file: _EventFile, event: _Event, now: float, found: Found) -> None:
+        if not self._began <= event.at <= now + 3600:
+            return  # written by an earlier run, or not a time
+        if event.values:
+            named = {self._name(file.folder, tag): value for tag, value in event.values.items()}
+            found(named, float(event.step), max(0.0, now - event.at))
+        if event.params:
+            self._described(event.params)
+
+    def _search(self) -> None:
+        for path, status in self._list_files():
+            key = (status.st_dev, status.st_ino)
+            if key not in self._files and status.st_mtime >= self._began:
+                if len(self._files) >= MOST_FILES:
+                    return
+                self._files[key] = _EventFile(path)
+
+    def _list_files(self) -> Iterator[tuple[str, os.stat_result]]:
+        waiting = deque((folder, 0) for folder in dict.fromkeys(self._folders))
+        left = MOST_ENTRIES
+        while waiting and left > 0:
+            folder, depth = waiting.popleft()
+            try:
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        left -= 1
+                        if left <= 0:
+                            break
+                        if entry.is_dir(follow_symlinks=False):
+                            if depth < DEEPEST and not entry.name.startswith("."):
+                                waiting.append((entry.path, depth + 1))
+                        elif MARK in entry.name and self._host in entry.name:
+                            status = entry.stat(follow_symlinks=False)
+                            if stat.S_ISREG(status.st_mode):
+                                yield entry.path, status
+            except OSError:
+                continue
+
+
+class _RunNames:
+    """Names curves. TensorBoard has a run for each folder; most jobs have one run. The first folder
+    with a tag has its plain name, others the folder's name before it.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[str, str] = {}  # the folder that had a tag first
+
+    def name(self, folder: str, tag: str) -> str:
+        last = os.path.basename(folder)
+        if last.lower() not in PHASES and self._owners.setdefault(tag, folder) == folder:
+            return tag
+        return tag if tag.startswith(last + "/") else f"{last}/{tag}"
+
+
+class _Event:
+    """What is read of an event."""
+
+    __slots__ = ("at", "params", "step", "values")
+
+    def __init__(self) -> None:
+        self.at, self.step = 0.0, 0
+        self.values: dict[str, float] = {}
+        self.params: dict[str, str] = {}
+
+
+class _EventFile:
+    """An event file that grows."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.folder = os.path.dirname(path)
+        self._fd = -1
+        self._offset = 0  # of the record that is read next
+        self._rest = b""  # what was read from there
+        self._broken = False
+        self._scalars: set[bytes] = set()  # tags of tensors that are scalars
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def read(self, most: int) -> Iterator[_Event]:
+        """Yield up to `most` new events."""
+        while most > 0 and not self._broken:
+            record = self._next()
+            if record is None:
+                return
+            most -= 1
+            yield self._parse(record)
+
+    def _next(self) -> bytes | None:
+        """Return the next complete record, b"" for one that is left out, or None."""
+        if not self._fill(12):
+            return None
+        head = self._rest[:8]
+        (length,) = struct.unpack("<Q", head)
+        if length > LONGEST or masked_crc(head) != struct.unpack("<I", self._rest[8:12])[0]:
+            self._broken = True  # what follows cannot be found
+            self.close()
+            return None
+        whole = 12 + length + 4
+        if length > LARGEST:
+            if os.fstat(self._fd).st_size < self._offset + whole:
+                return None
+            self._skip(whole)
+            return b""
+        if not self._fill(whole):
+            return None
+        data, (crc,) = (
+            self._rest[12:-4][:length],
+            struct.unpack("<I", self._rest[whole - 4 : whole]),
+        )
+        self._skip(whole)
+        return data if masked_crc(data) == crc else b""
+
+    def _fill(self, size: int) -> bool:
+        """Read until at least `size` bytes are there; return whether they are."""
+        if len(self._rest) >= size:
+            return True
+        try:
+            if self._fd < 0:
+                self._fd = open_own(self._path, os.O_RDONLY | os.O_NONBLOCK)
+                if not stat.S_ISREG(os.fstat(self._fd).st_mode):
+                    self._broken = True
+                    return False
+            at = self._offset + len(self._rest)
+            self._rest += os.pread(self._fd, max(PIECE_BYTES, size - len(self._rest)), at)
+        except OSError:
+            self._broken = True
+        return len(self._rest) >= size
+
+    def _skip(self, size: int) -> None:
+        self._offset += size
+        self._rest = self._rest[size:]
+
+    def _parse(self, record: bytes) -> _Event:
+        event = _Event()
+        try:
+            for number, value in read_fields(record):
+                if number == 1 and isinstance(value, bytes):
+                    (event.at,) = struct.unpack("<d", value)
+                elif number == 2 and isinstance(value, int):
+                    event.step = value - (1 << 64) if value >> 63 else value
+                elif number == 5 and isinstance(value, bytes):
+                    for inner, part in read_fields(value):
+                        if inner == 1 and isinstance(part, bytes):
+                            self._parse_value(part, event)
+        except (ValueError, struct.error, IndexError):
+            return _Event()
+        return event
+
+    def _parse_value(self, data: bytes, event: _Event) -> None:
+        fields = dict(read_fields(data))
+        tag, plain, tensor = fields.get(1), fields.get(2), fields.get(8)
+        plugin, content = _read_plugin(fields.get(9))
+        if plugin == _HPARAMS and content:
+            event.params.update(read_params(content))
+            return
+        if not isinstance(tag, bytes) or not tag:
+            return
+        value: float | None = None
+        if isinstance(plain, bytes) and len(plain) == 4:
+            (value,) = struct.unpack("<f", plain)
+        elif isinstance(tensor, bytes):
+            if plugin == _SCALARS and len(self._scalars) < MOST_TAGS:
+                self._scalars.add(tag)
+            if tag in self._scalars:  # a tag's first event alone names its kind
+                value = read_tensor(tensor)
+        if value is not None:
+            event.values[tag.decode("utf-8", "replace")] = value
+
+
+def _read_plugin(metadata: object) -> tuple[bytes, bytes]:
+    """Return the name of a summary's plugin, and its content."""
+    plugin = dict(read_fields(metadata)).get(1) if isinstance(metadata, bytes) else None
+    if not isinstance(plugin, bytes):
+        return b"", b""
+    fields = dict(read_fields(plugin))
+    name, content = fields.get(1, b""), fields.get(2, b"")
+    return (name if isinstance(name, bytes) else b""), (
+        content if isinstance(content, bytes) else b""
+    )
+
+
+# how `tensor_content` holds a number, by the tensor's type (tensorflow/core/framework/types.proto)
+_FORMATS = {1: "<f", 2: "<d", 3: "<i", 4: "<B", 5: "<h", 6: "<b", 9: "<q", 10: "<?", 19: "<e"}
+_FLOATS, _DOUBLES, _WHOLE = 5, 6, (7, 10, 11, 16, 17)  # fields with the values
+
+
+def read_tensor(data: bytes) -> float | None:
+    """Return the number of a tensor with one element, or None."""
+    fields = dict(read_fields(data))
+    kind, content = fields.get(1), fields.get(4)
+    if isinstance(content, bytes) and content and isinstance(kind, int):
+        if kind == 14 and len(content) == 2:  # bfloat16: the upper half of a float
+            return float(struct.unpack("<f", b"\0\0" + content)[0])
+        form = _FORMATS.get(kind, "")
+        if form and len(content) == struct.calcsize(form):
+            return float(struct.unpack(form, content)[0])
+        return None
+    for number, form in ((_FLOATS, "<f"), (_DOUBLES, "<d")):
+        packed = fields.get(number)
+        if isinstance(packed, bytes) and len(packed) == struct.calcsize(form):
+            return float(struct.unpack(form, packed)[0])
+    for number in _WHOLE:
+        packed = fields.get(number)
+        if isinstance(packed, bytes) and packed:
+            packed, _ = read_varint(packed, 0)
+        if isinstance(packed, int):
+            return float(packed - (1 << 64) if packed >> 63 else packed)
+    return None
+
+
+def read_params(content: bytes) -> dict[str, str]:
+    """Return the settings of a message of the plugin `hparams` (session_start_info)."""
+    found: dict[str, str] = {}
+    for number, started in read_fields(content):
+        if number != 3 or not isinstance(started, bytes):
+            continue
+        for inner, entry in read_fields(started):
+            if inner == 1 and isinstance(entry, bytes) and len(found) < MOST_PARAMS:
+                pair = dict(read_fields(entry))
+                name, value = pair.get(1), pair.get(2)
+                if isinstance(name, bytes) and isinstance(value, bytes):
+                    found[name.decode("utf-8", "replace")] = _read_setting(value)
+    return found
+
+
+def _read_setting(data: bytes) -> str:
+    """Return a `google.protobuf.Value` as a text."""
+    for number, value in read_fields(data):
+        if number == 2 and isinstance(value, bytes):
+            return f"{struct.unpack('<d', value)[0]:g}"
+        if number == 3 and isinstance(value, bytes):
+            return value.decode("utf-8", "replace")
+        if number == 4:
+            return "true" if value else "false"
+    return ""
+
+
+def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield the number and the value of each field of a message: whole numbers, and the bytes of
+    all others. Raises ValueError."""
+    at, end = 0, len(data)
+    while at < end:
+        key, at = read_varint(data, at)
+        number, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            value, at = read_varint(data, at)
+            yield number, value
+            continue
+        if kind == _BYTES:
+            size, at = read_varint(data, at)
+        elif kind == _64_BITS:
+            size = 8
+        elif kind == _32_BITS:
+            size = 4
+        else:
+            raise ValueError(f"a field of the unknown kind {kind}")
+        if at + size > end:
+            raise ValueError("a field that has no end")
+        yield number, data[at : at + size]
+        at += size
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number, and the position behind it. Raises ValueError."""
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise ValueError("a number that has no end")
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+
+
+def _make_table() -> tuple[int, ...]:
+    """Return the table of CRC-32C, with the polynomial of Castagnoli (RFC 3720, appendix B.4)."""
+    table = []
+    for each in range(256):
+        for _ in range(8):
+            each = each >> 1 ^ (0x82F63B78 if each & 1 else 0)
+        table.append(each)
+    return tuple(table)
+
+
+_TABLE = _make_table()
+
+
+def masked_crc(data: bytes) -> int:
+    """Return the checksum of a record: CRC-32C, rotated by 15 bits, plus a constant
+    (tensorflow/core/lib/hash/crc32c.h)."""
+    crc, table = 0xFFFFFFFF, _TABLE
+    for byte in data:
+        crc = table[(crc ^ byte) & 255] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    return (crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8 & 0xFFFFFFFF
