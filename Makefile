@@ -24,7 +24,7 @@ demo-edge: ## train here, serve on ten devices: a broken link, a bad version tha
 	@EXTRAS=edge,onnx scripts/setup.sh && .venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check "scikit-learn>=1.5"
 	@scripts/demo_edge.sh
 
-test: setup-dev ## run every test that needs no real server; ROOM=gateway runs all tests of a room
+test: setup-dev ## run every test that needs no real server; ROOM=serving runs all tests of a room
 	@scripts/test.sh $(if $(ROOM),--room $(ROOM)) $(ARGS)
 
 test-changed: setup-dev ## run the tests without servers that the changes since main can break

@@ -28,11 +28,22 @@ from pathlib import Path
 
 from measure import table
 
-from cavvy.gateway.adapters import LoadTimes, ReplicaAdapters, choose_waiting, count_waits
-from cavvy.gateway.balancing import FULL, choose_by_key, choose_least, hash_key, make_ring
-from cavvy.gateway.cache_routing import CacheRouter, Visit
-from cavvy.gateway.config import AdapterTerms, ReplicaAddress
-from cavvy.gateway.prompts import Prompt
+from cavvy.capabilities.serving.gateway.adapters import (
+    LoadTimes,
+    ReplicaAdapters,
+    choose_waiting,
+    count_waits,
+)
+from cavvy.capabilities.serving.gateway.balancing import (
+    FULL,
+    choose_by_key,
+    choose_least,
+    hash_key,
+    make_ring,
+)
+from cavvy.capabilities.serving.gateway.cache_routing import CacheRouter, Visit
+from cavvy.capabilities.serving.gateway.config import AdapterTerms, ReplicaAddress
+from cavvy.capabilities.serving.gateway.prompts import Prompt
 
 ADDRESS = ReplicaAddress(id="r", host="127.0.0.1", port=1)
 

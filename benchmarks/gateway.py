@@ -32,9 +32,13 @@ from tests.contract.replica_stand_in import ReplicaStandIn
 from tests.system.ports import free_port
 from tests.system.tied import start_tied
 
-from cavvy.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
-from cavvy.gateway.haproxy.configuration import HaproxyListener, make_ring, write_configuration
-from cavvy.gateway.haproxy.runtime import (
+from cavvy.capabilities.serving.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
+from cavvy.capabilities.serving.gateway.haproxy.configuration import (
+    HaproxyListener,
+    make_ring,
+    write_configuration,
+)
+from cavvy.capabilities.serving.gateway.haproxy.runtime import (
     HaproxyRuntime,
     find_haproxy,
     is_ready,

@@ -20,7 +20,7 @@ case "${1:-}" in
         what+=(-m "not system"); processes=$((cores + 1)); shift ;;
     --servers) what=(-m system); processes=$((cores * 3)); shift ;;
     --room)
-        [ -d "tests/${2:-none}" ] || { echo "say which room, a folder of tests/: make test ROOM=gateway" >&2; exit 2; }
+        [ -d "tests/${2:-none}" ] || { echo "say which room, a folder of tests/: make test ROOM=serving" >&2; exit 2; }
         what=("tests/$2"); processes=$((cores * 2)); shift 2 ;;
     *) exec "${pytest[@]}" "$@" ;;
 esac

@@ -17,7 +17,7 @@ from tests.contract.replica_stand_in import ReplicaStandIn
 from tests.system.tied import start_tied
 from tests.waits import PATIENCE_S, START_S
 
-from cavvy.gateway.own_values import describe_owner
+from cavvy.capabilities.serving.gateway.own_values import describe_owner
 
 OWNER_TOKEN = "-9Zx" + "kT3wQ" * 7 + "w_8k"  # of the owner: 43 characters
 
@@ -41,7 +41,8 @@ class GatewayProcess:
         path = self.folder / "gateway.json"
         path.write_text(json.dumps(self.config))
         self.process = start_tied(
-            [sys.executable, "-m", "cavvy.gateway", str(path)], stdout=subprocess.PIPE
+            [sys.executable, "-m", "cavvy.capabilities.serving.gateway", str(path)],
+            stdout=subprocess.PIPE,
         )
         assert self.process.stdout is not None
         with self.process.stdout as line:

@@ -18,7 +18,7 @@ from tests.contract.gateway_process import OWNER_TOKEN, wait_for
 from tests.contract.http_talk import Background, Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn
 
-from cavvy.gateway.client_keys import SERVICE_KEY
+from cavvy.capabilities.serving.gateway.client_keys import SERVICE_KEY
 
 KEY = "a-random-key-of-a-test"
 MADE = f"{SERVICE_KEY}of-the-keyed-service"  # as Cavvy makes its keys

@@ -14,13 +14,17 @@ from tests.system.packages import install_packages
 from tests.system.ports import free_port
 from tests.waits import START_S
 
+from cavvy.capabilities.serving.gateway.config import ReplicaAddress, ServiceRoute
+from cavvy.capabilities.serving.gateway.haproxy.configuration import HOLD, is_direct, name_backend
+from cavvy.capabilities.serving.gateway.haproxy.runtime import (
+    HaproxyMissing,
+    HaproxyRuntime,
+    find_haproxy,
+)
+from cavvy.capabilities.serving.gateway.own_values import describe_owner
+from cavvy.capabilities.serving.server.haproxy_plane import HaproxyPlane
+from cavvy.capabilities.serving.server.listener import ServiceListener
 from cavvy.control.decide.traffic import ServiceTraffic
-from cavvy.gateway.config import ReplicaAddress, ServiceRoute
-from cavvy.gateway.haproxy.configuration import HOLD, is_direct, name_backend
-from cavvy.gateway.haproxy.runtime import HaproxyMissing, HaproxyRuntime, find_haproxy
-from cavvy.gateway.own_values import describe_owner
-from cavvy.server.serving.haproxy_plane import HaproxyPlane
-from cavvy.server.serving.listener import ServiceListener
 
 
 def need_haproxy() -> Path:

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
 
-from tests.gateway.system.test_serve import call
+from tests.serving.system.test_serve import call
 
 
 @contextmanager

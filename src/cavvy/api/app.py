@@ -42,9 +42,6 @@ from cavvy.api.routes import (
     pools,
     recipes,
     secrets,
-    service_calls,
-    service_keys,
-    services,
     trusts,
 )
 from cavvy.api.rules import RouteRule, authorize, list_rules
@@ -65,13 +62,9 @@ _ROUTERS = (
     metrics.audit_router,
     blobs.router,
     fleet.router,
-    service_calls.hook_router,
     machines.router,
     maintenance.router,
     pools.router,
-    service_calls.router,
-    service_keys.router,
-    services.router,
     fleet.share_router,
     maintenance.joined_router,
     policies.router,

@@ -17,7 +17,6 @@ from starlette.requests import Request
 
 from cavvy.api.errors import ApiProblem
 from cavvy.client.state import write_private
-from cavvy.gateway.client_keys import SERVICE_KEY
 
 _BYTES = 32  # 256 bits, of tokens and of the installation's secret
 _CACHED = 16_384  # maximum number of verified tokens that are cached, each about 200 bytes
@@ -100,19 +99,11 @@ def load_tokens(path: str) -> GangTokens:
     return GangTokens(key)
 
 
-def make_token() -> str:
-    """Return a new token. The token is shown once and not stored."""
-    return PREFIX + _make_secret()
-
-
-def make_service_key() -> str:
-    """Return a new key for calls to a service. The key cannot be used to sign in to a server."""
-    return SERVICE_KEY + _make_secret()
-
-
-def _make_secret() -> str:
-    """Return random letters and digits, which a double click selects as a whole."""
-    return "".join(secrets.choice(_CHARACTERS) for _ in range(_RANDOM))
+def make_token(prefix: str = PREFIX) -> str:
+    """Return a new token, or another secret with its own prefix. It is shown once and not stored.
+    A double click selects its letters and digits as a whole.
+    """
+    return prefix + "".join(secrets.choice(_CHARACTERS) for _ in range(_RANDOM))
 
 
 def hash_token(token: str) -> str:

@@ -365,7 +365,7 @@ async def listen_here(
     import asyncio
 
     from cavvy.client.tunnel import RemoteError, TunnelLost, join
-    from cavvy.gateway.addresses import explain_reason
+    from cavvy.server.addresses import explain_reason
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -42,6 +42,8 @@ from cavvy.control.parts import (
     FileKeeper,
     OpenSealed,
     OwnReconciler,
+    ServiceKeeper,
+    StandingReconciler,
 )
 from cavvy.control.provider_bills import BillAudit, StorageMeter
 from cavvy.control.provider_pool import ProviderPool, ProviderTasks
@@ -50,16 +52,11 @@ from cavvy.control.reconcile import HOSTS, UPLOADS, JobReconciler, JobReconciler
 from cavvy.control.reservations import ReservationService, is_reservation_key
 from cavvy.control.retention import FIRST, RETENTION, Retention
 from cavvy.control.schedules import ScheduleReconciler
-from cavvy.control.serving.call_queue import CallQueue
-from cavvy.control.serving.front import ServiceFront, ServingParts
-from cavvy.control.serving.reconciler import ServiceReconciler, is_service_key
-from cavvy.control.serving.request_bills import RequestBills
-from cavvy.control.serving.requests import ServiceRequests
 from cavvy.control.share import RECHECK, WorkShare, bound_wait, changed_ids
 from cavvy.control.start_estimator import StartEstimator
 from cavvy.control.warm_pool import MachinePool, WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
-from cavvy.control.worklist import QUEUE, SeparateDrivers, is_calls_key
+from cavvy.control.worklist import QUEUE, SeparateDrivers
 from cavvy.costs.discounts import Discount
 from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
@@ -119,7 +116,10 @@ class ControlPlaneDependencies(Struct, frozen=True, kw_only=True):
     retention: RetentionDays | None = None  # None: everything is kept
     half_life: timedelta = HALF_LIFE  # in which the past use of projects decays by half
     min_run: timedelta = MIN_RUN  # of work whose nodes another project may get back for its quota
-    front: ServiceFront | None = None  # None: the server runs no services
+    # what the server has for capabilities, which find it by its type
+    for_capabilities: Sequence[object] = ()
+    # the errors with which a capability keeps the server from starting, such as wrong settings
+    refusals: tuple[type[Exception], ...] = ()
     share: WorkShare | None = None  # this server's share; None: it is the only server
     keeper: FileKeeper | None = None  # for the reconcilers of capabilities
     traced: bool = False  # whether the server sends traces, so that work learns its span
@@ -172,7 +172,6 @@ class ControlPlane:
         self.node_pools = PoolService(store, clock, self.jobs, self.hint)
         self.maintenance = MaintenanceService(store, self.pool, clock, self.hint)
         self.reservations = ReservationService(store, self.pool, clock, self.maintenance, self.hint)
-        self.services, self._serving = self._make_serving()
         self._tasks = ProviderTasks(clock, self._look_at)
         found = list(self._make_own())
         self._own = [made for _, made in found]
@@ -186,7 +185,13 @@ class ControlPlane:
             hint_after=self._hint_after,
             jobs=self.jobs,
             pool=self.pool,
+            agents=self.agents,
+            data=self.data,
+            budgets=self.budgets,
             checkpoints=self.checkpoints,
+            announce=self._announce,
+            owns_key=lambda key: self._share is None or self._share.owns(key),
+            outside=self._outside.for_capabilities,
             locate=self._locate,
             open_secrets=self._outside.open_secrets,
             read_targets=self._outside.read_targets,
@@ -196,6 +201,8 @@ class ControlPlane:
         for capability, make in load_all(lambda each: each.reconcilers):
             try:
                 made = make(parts)
+            except self._outside.refusals:
+                raise
             except Exception as error:  # noqa: BLE001 - code of others raises anything
                 say_left_out(capability, "its reconciler", error)
             else:
@@ -204,6 +211,11 @@ class ControlPlane:
 
     def _note_fault(self, own: OwnReconciler, what: str, error: Exception) -> None:
         note_fault(self._capabilities[id(own)], f"{what} ({type(own).__name__})", error)
+
+    @property
+    def standing(self) -> Sequence[StandingReconciler]:
+        """The reconcilers of capabilities that also work besides their keys."""
+        return [each for each in self._own if isinstance(each, StandingReconciler)]
 
     def find(self, kind: type[_T]) -> _T | None:
         """Return the reconciler of this type that a capability has contributed, or None."""
@@ -275,24 +287,10 @@ class ControlPlane:
         pool = MachinePool(self._store, self._warm)
         return MachineService(self._store, self._clock, pool, self.jobs, self.hint)
 
-    def _make_serving(self) -> tuple[ServiceRequests, ServiceReconciler]:
-        parts = ServingParts(
-            store=self._store,
-            clock=self._clock,
-            jobs=self.jobs,
-            pool=self.pool,
-            budgets=self.budgets,
-            front=self._outside.front,
-            hint=self.hint,
-            announce=self._announce,
-            owns=lambda key: self._share is None or self._share.owns(key),
-        )
-        self._calls = CallQueue(parts, self.data)
-        return ServiceRequests(parts, self._calls.list_sent), ServiceReconciler(parts)
-
     def _locate(self, service: StoredService) -> str:
-        front = self._outside.front
-        return "" if front is None else front.locate(service)
+        """Return the URL of a service, or "" while no capability answers its requests."""
+        keepers = (each for each in self._own if isinstance(each, ServiceKeeper))
+        return next((each.locate(service) for each in keepers), "")
 
     def _make_checkpoints(self) -> Checkpoints:
         providers, dependencies = self._providers, self._outside
@@ -430,8 +428,10 @@ class ControlPlane:
             self._share.send(SignalKind.HINT, key)
 
     def _concerns_me(self, key: str) -> bool:
-        """Return whether this server reconciles the key or serves the key's service."""
-        return self._share is None or self._share.owns(key) or is_service_key(key)
+        """Return whether this server reconciles the key, or follows what another one does to it."""
+        if self._share is None or self._share.owns(key):
+            return True
+        return any(each.follows(key) for each in self.standing)
 
     def _announce(self, key: str) -> None:
         if self._share is not None:
@@ -524,7 +524,7 @@ class ControlPlane:
             after[RETENTION] = FIRST
         keys = [QUEUE, BUDGETS, *after]
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
-        keys += [*await self._serving.unfinished(), *await self.node_pools.unfinished()]
+        keys += await self.node_pools.unfinished()
         keys += [*await self.maintenance.unfinished(), *await self.reservations.unfinished()]
         for each in self._own:
             try:
@@ -589,13 +589,15 @@ class ControlPlane:
 
     async def idle(self) -> bool:
         """Return whether no work is left; if so, the embedded server may exit."""
-        if await self._store.unfinished() or await self.services.any():
+        if await self._store.unfinished():
+            return False
+        if any([await each.is_needed() for each in self.standing]):
             return False
         return not await self.node_pools.any()
 
     async def down(self) -> OrphanReport:
         """Stop all services, pools and jobs, and immediately remove all gangs without a job."""
-        await self.services.end_all()
+        await self.end_standing()
         await self.node_pools.stop_all()
         reason = "all jobs are being stopped"
         await self.jobs.stop_waiting(await self._store.unfinished(), reason)
@@ -603,6 +605,11 @@ class ControlPlane:
             job = await self._store.job(job_id)
             await self.jobs.stop(job.project, job.id, reason, release=True)
         return await self.garbage_collector.sweep(remove=True, at_once=True)
+
+    async def end_standing(self, project: str | None = None) -> None:
+        """End what capabilities keep running, such as services, of a project or of all."""
+        for each in self.standing:
+            await each.end_all(project)
 
     async def reconcile(self, key: str) -> timedelta | None:
         """Pass the key to its reconciler, unless another server is responsible for the key."""
@@ -612,8 +619,9 @@ class ControlPlane:
         if not share.valid:
             return _LEASE_PAUSE
         if not share.owns(key):
-            if is_service_key(key):
-                return await self._serving.follow(key)
+            for each in self.standing:
+                if each.follows(key):
+                    return await each.follow(key)
             share.send(SignalKind.HINT, key)
             return None
         with share.working(key), suppress(LeaseLost):
@@ -639,8 +647,6 @@ class ControlPlane:
             return _HOSTS_EVERY
         for is_kind, reconcile in (
             (is_webhook_key, self._webhooks.reconcile),
-            (is_service_key, self._serving.reconcile),
-            (is_calls_key, self._calls.reconcile),
             (is_pool_key, self.node_pools.reconcile),
             (is_node_key, self.maintenance.reconcile),
             (is_reservation_key, self.reservations.reconcile),
@@ -655,8 +661,12 @@ class ControlPlane:
             except Exception as error:
                 self._note_fault(owner, "fails in its work", error)
                 raise
-        again = await self._jobs.reconcile(key)
-        await self._serving.note_job(key)
+        return await self._reconcile_job(key)
+
+    async def _reconcile_job(self, job_id: str) -> timedelta | None:
+        again = await self._jobs.reconcile(job_id)
+        for each in self.standing:
+            await each.note_job(job_id)
         return again
 
     async def _sweep(self, key: str) -> timedelta | None:
@@ -665,8 +675,8 @@ class ControlPlane:
         again = await self.garbage_collector.reconcile(key)
         await self.advisor.history.forget()
         await StorageMeter(self._store, self.pool, self._clock).run()
-        await RequestBills(self._store).sweep()
-        await self._store.queued_calls.expire(self._clock.now())
+        for each in self.standing:
+            await each.sweep()
         await post_discounts(self._store, self._outside.discounts, self._clock.now())
         if self._outside.tidy is not None:
             await self._outside.tidy(self._clock.now())
@@ -676,8 +686,8 @@ class ControlPlane:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._driver.run())
             group.create_task(self._settle())
-            group.create_task(self._serving.run())
-            group.create_task(self._calls.run())
+            for each in self.standing:
+                group.create_task(each.run())
             if self._share is not None:
                 group.create_task(self._share.keep(self._take_up))
                 group.create_task(self._share.exchange(self.agents.memory, self._clock))
@@ -697,7 +707,8 @@ class ControlPlane:
                 keys += await self._store.dependencies.waiting_for_any([*seen.keys() - found])
                 if count % _WEBHOOKS_EVERY == 0:
                     keys += await self._webhooks.unfinished()
-                keys += await self._serving.unfinished()
+                for each in self.standing:
+                    keys += await each.unfinished()
                 keys += await self.maintenance.unfinished()
                 keys += await self.reservations.unfinished()
             except StoreError as error:

@@ -2,11 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from cavvy.client.service_wire import EdgePathView
 from cavvy.control.agents.checkpoints import Checkpoints
+from cavvy.control.agents.sessions import AgentSessions
+from cavvy.control.agents.transfers import Transfers
 from cavvy.control.agents.work import OpenSecrets
+from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.job_service import JobService
 from cavvy.control.provider_pool import ProviderPool
@@ -14,10 +17,13 @@ from cavvy.domain.jobs import JobRecord
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import EdgeStep, TaskSpec
 from cavvy.domain.values import Struct
+from cavvy.store.base import ProjectFilter
 from cavvy.store.blobs import BlobStore
 from cavvy.store.secrets import SecretSealer
 from cavvy.store.sql import Store
+from cavvy.telemetry import Figures
 
+_T = TypeVar("_T")
 # returns the private targets that users may name in URLs
 ReadTargets = Callable[[], Awaitable[str]]
 # decrypts a value: its project, the name that its encryption includes, and the encrypted value;
@@ -45,12 +51,24 @@ class ControlParts(Struct, frozen=True, kw_only=True):
     hint_after: Callable[[str, timedelta], None]  # reconciles a key after a time
     jobs: JobService
     pool: ProviderPool
+    agents: AgentSessions
+    data: Transfers  # the buckets of projects
+    budgets: BudgetKeeper
     checkpoints: Checkpoints
+    # tells the servers that share the work that what a key names has changed
+    announce: Callable[[str], None]
+    owns_key: Callable[[str], bool]  # whether this server reconciles a key, and not another one
     locate: Callable[[StoredService], str]  # the URL of a service, or ""
     open_secrets: OpenSecrets
     read_targets: ReadTargets
     open_sealed: OpenSealed | None  # None: this control plane opens no secrets, as in simulations
     keeper: FileKeeper | None  # None: this control plane keeps no files, as in simulations
+    outside: Sequence[object]  # what the server has for capabilities
+
+    def find(self, kind: type[_T]) -> _T | None:
+        """Return what the server has of this type, such as `server.parts.ServerParts`, or None, as
+        in simulations."""
+        return next((each for each in self.outside if isinstance(each, kind)), None)
 
 
 class OwnReconciler(Protocol):
@@ -70,6 +88,68 @@ class OwnReconciler(Protocol):
         ...
 
     async def reconcile(self, key: str) -> timedelta | None: ...
+
+
+class StandingReconciler:
+    """The base class of reconcilers that also work besides their keys (`OwnReconciler`), each of
+    which states what it does.
+    """
+
+    waits_outside = False
+
+    def owns(self, key: str) -> bool:
+        raise NotImplementedError
+
+    async def unfinished(self) -> Sequence[str]:
+        """Return the keys to reconcile when the server starts, and, if servers share the work, from
+        time to time.
+        """
+        raise NotImplementedError
+
+    async def reconcile(self, key: str) -> timedelta | None:
+        raise NotImplementedError
+
+    async def run(self) -> None:
+        """Work until this task is cancelled. An error stops the control plane."""
+
+    def follows(self, key: str) -> bool:
+        """Return whether each server looks at the key, also those that do not reconcile it."""
+        return False
+
+    async def follow(self, key: str) -> timedelta | None:
+        """Look at a key that another server reconciles."""
+        return None
+
+    async def note_job(self, job_id: str) -> None:
+        """Learn that a job was reconciled."""
+
+    async def sweep(self) -> None:
+        """Remove and settle what is left over. Called at every garbage collection."""
+
+    async def is_needed(self) -> bool:
+        """Return whether the server must not exit for want of work."""
+        return False
+
+    async def end_all(self, project: str | None) -> None:
+        """End what runs in a project, or in all, since the project or all jobs are removed."""
+
+    async def add_figures(self, figures: Figures, projects: ProjectFilter) -> None:
+        """Add figures to those that the server exports, of these projects."""
+
+    def find_problem(self) -> str:
+        """Return what cannot be done now and why, for the server's status, or ""."""
+        return ""
+
+
+@runtime_checkable
+class ServiceKeeper(Protocol):
+    """A reconciler that knows services: what the core asks it, since devices send their requests
+    to services.
+    """
+
+    def locate(self, service: StoredService) -> str:
+        """Return the URL of a service, or "" while it cannot be reached."""
+        ...
 
 
 @runtime_checkable

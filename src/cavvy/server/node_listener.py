@@ -24,9 +24,9 @@ from cavvy.api.peers import is_passed_on
 from cavvy.api.tokens import GangTokens
 from cavvy.api.wire import reply
 from cavvy.client.wire import ErrorBody
-from cavvy.gateway.addresses import explain_reason
 from cavvy.providers.base import NodeEndpoint
 from cavvy.providers.hosts.bundles import pack_python, platform
+from cavvy.server.addresses import explain_reason
 from cavvy.server.doors import WAIT_S, open_port
 from cavvy.server.node_tls import Certificate, load_certificate
 from cavvy.server.state_dir import StateDir, StateDirError, listen_at

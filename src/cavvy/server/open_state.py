@@ -37,7 +37,6 @@ from cavvy.domain.targets import EVERY, read_targets
 from cavvy.domain.tasks import ResourceSpec, Scalar
 from cavvy.domain.units import Money, UnitError
 from cavvy.domain.values import Struct, replace
-from cavvy.gateway.own_values import describe_owner
 from cavvy.providers import registry
 from cavvy.providers.base import AgentEndpoint, NodeEndpoint, Provider, ProviderContext
 from cavvy.server.database import bind_folder
@@ -51,19 +50,15 @@ from cavvy.server.otlp_export import (
     sending,
     sending_server_log,
 )
+from cavvy.server.parts import ServerParts
 from cavvy.server.provider_services import ProviderPeers, StoredProviderState
-from cavvy.server.serving.front import FallbackSecrets, GatewayFront
-from cavvy.server.serving.haproxy_plane import HaproxyPlane
-from cavvy.server.serving.listener import read_listener
-from cavvy.server.serving.relays import ReplicaRelays
-from cavvy.server.serving.shared_traffic import SharedTraffic
-from cavvy.server.state_dir import StateDir
+from cavvy.server.state_dir import StateDir, StateDirError
 from cavvy.server.stored_files import FilesPlace, StoredFiles, open_stored_files
 from cavvy.settings import Settings, SettingsError
 from cavvy.store.base import AtomicWrite
 from cavvy.store.blobs import ProjectBlobs
 from cavvy.store.bucket_folder import BucketFolder
-from cavvy.store.channel import AgentContacts, GatewayReports, ReplicaChannel
+from cavvy.store.channel import AgentContacts, ReplicaChannel
 from cavvy.store.keys import KEY_PLACES, KeyPlaceInvalid, KeyRing
 from cavvy.store.leases import ReplicaLeases
 from cavvy.store.objects.locations import OWN_FILES
@@ -181,10 +176,6 @@ def _make_share(leases: ReplicaLeases) -> WorkShare:
     return WorkShare(leases, ReplicaChannel(leases.url, server), AgentContacts(leases.url, server))
 
 
-def _make_shared(share: WorkShare) -> SharedTraffic:
-    return SharedTraffic(GatewayReports(share.url, share.me.id), share)
-
-
 class _ServerParts(Struct, frozen=True):
     """The components from which the application state is built."""
 
@@ -238,20 +229,6 @@ class _ServerParts(Struct, frozen=True):
             return made
         return replace(made, servers=ProviderPeers(self.share, peers, _CLOCK.now))
 
-    def make_front(self, relays: ReplicaRelays, secrets: FallbackSecrets) -> GatewayFront:
-        """Return this server's gateway. If several servers share the work, each server has its own
-        gateway.
-        """
-        listener = read_listener(self.settings, shared=self.shares)
-        listener = replace(listener, owner=describe_owner(self.files.token()))
-        folder, path = Path(self.home.path) / "gateway", self.home.gateway_path()
-        shared = None if self.share is None else _make_shared(self.share)
-        plane = None
-        if listener.haproxy is not None:
-            haproxy_path = self.home.haproxy_path()
-            plane = HaproxyPlane(folder, haproxy_path, listener, listener.haproxy)
-        return GatewayFront(folder, path, listener, relays, shared, plane, secrets)
-
 
 def _make_state(
     parts: _ServerParts,
@@ -273,10 +250,18 @@ def _make_state(
     peers = parts.make_peers(tokens)
     context = parts.make_context(endpoint, peers)
     execs = JobExecs(watch)
-    relays = ReplicaRelays(execs)
     dependencies = replace(dependencies, deposits=files.deposits, traced=traces is not None)
-    control_plane = _make_control_plane(parts, seen, context, dependencies, relays)
-    relays.peers, peers.on_news = peers, control_plane.agents.wake
+    own = ServerParts(
+        home=parts.home,
+        files=parts.files,
+        settings=settings,
+        share=parts.share,
+        execs=execs,
+        peers=peers,
+    )
+    dependencies = replace(dependencies, for_capabilities=(own,), refusals=(StateDirError,))
+    control_plane = _make_control_plane(parts, seen, context, dependencies)
+    peers.on_news = control_plane.agents.wake
     return AppState(
         store=control_plane.store,
         control_plane=control_plane,
@@ -307,7 +292,6 @@ def _make_control_plane(
     seen: Store,
     context: ProviderContext,
     dependencies: ControlPlaneDependencies,
-    relays: ReplicaRelays,
 ) -> ControlPlane:
     made = ControlPlane(
         seen,
@@ -317,7 +301,6 @@ def _make_control_plane(
         dependencies=replace(
             dependencies,
             share=parts.share,
-            front=parts.make_front(relays, make_fallback_secrets(seen, dependencies)),
             notes=make_notes(parts.home),
             discounts=read_discounts(parts.settings),
             retention=RetentionDays(
@@ -327,8 +310,6 @@ def _make_control_plane(
             min_run=timedelta(minutes=parts.settings.whole(MIN_RUN_SETTING)),
         ),
     )
-    relays.notify = made.agents.notify
-    relays.find_endpoints = made.pool.find_endpoints
     made.pool.find_doubts = lambda offers: to_thread(list_doubts, offers)
     return made
 
@@ -569,20 +550,6 @@ def make_dependencies(
         egress=lambda: to_thread(read_egress),
         egress_dates=lambda: to_thread(read_egress_dates),
     )
-
-
-def make_fallback_secrets(store: Store, dependencies: ControlPlaneDependencies) -> FallbackSecrets:
-    """Return access to the keys of the APIs that fallbacks name. A project whose policies name
-    regions may not use APIs, which may answer anywhere.
-    """
-
-    async def find(project: str, name: str) -> str | None:
-        policies = (await store.policies()).find(project)
-        if any(each.policy.regions for each in policies):
-            return None
-        return (await dependencies.open_secrets(project, [name])).get(name) if name else ""
-
-    return FallbackSecrets(find, dependencies.read_targets)
 
 
 def make_tidy(store: Store, blobs: ProjectBlobs) -> Callable[[datetime], Awaitable[None]]:

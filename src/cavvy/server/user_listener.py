@@ -12,7 +12,7 @@ import socket
 import ssl
 import time
 
-from cavvy.gateway.addresses import explain_reason
+from cavvy.server.addresses import explain_reason
 from cavvy.server.doors import open_port
 from cavvy.server.state_dir import StateDirError
 from cavvy.settings import Settings

@@ -6,7 +6,7 @@ import pytest
 from starlette.requests import Request
 
 from cavvy.api.errors import ApiProblem
-from cavvy.api.tokens import GangTokens, make_service_key, make_token
+from cavvy.api.tokens import GangTokens, make_token
 
 
 def show(token: str) -> Request:
@@ -37,8 +37,9 @@ def test_names_of_gangs_from_strangers_are_not_kept() -> None:
 
 def test_new_tokens_and_keys_are_one_word_of_256_bits() -> None:
     """A double click, and a pattern such as \\w+, selects the whole."""
-    for make in (make_token, make_service_key):
-        made = {make() for _ in range(50)}
+    for prefix in ("cavvy_", "cavvysvc_"):
+        made = {make_token(prefix) for _ in range(50)}
+        assert all(each.startswith(prefix) for each in made)
         assert len(made) == 50
         for each in made:
             secret = each[-43:]

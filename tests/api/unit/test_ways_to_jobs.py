@@ -25,7 +25,7 @@ _ASKED = {
 _BY_ITSELF = {
     "control/control_plane.py:_start_run",
     "control/node_pools.py:_submit",
-    "control/serving/reconciler.py:_submit",
+    "capabilities/serving/control/reconciler.py:_submit",
 }
 
 # Where consent to pay comes from. What passes it on from its caller is not listed. A coding agent
@@ -36,8 +36,8 @@ _CONSENTS = {
     "api/routes/bulk_submission.py:_check_all": {"ask.consent"},
     "api/routes/bulk_submission.py:_find_shape": {"ask.consent"},
     "api/routes/pools.py:apply": {"ask.consent"},
-    "api/routes/services.py:_start": {"ask.consent"},
-    "api/routes/services.py:admit": {"ask.consent"},
+    "capabilities/serving/routes/services.py:_start": {"ask.consent"},
+    "capabilities/serving/routes/services.py:admit": {"ask.consent"},
     "api/routes/submission.py:_admit": {"ask.consent"},
     "api/routes/submission.py:_try_admit": {"ask.consent"},
     "api/routes/submission.py:start_machine": {"ask.consent"},
@@ -46,6 +46,8 @@ _CONSENTS = {
     "capabilities/choose/compare.py:_run_places": {"yes"},
     "capabilities/dev/command.py:_resume_session": {"consent"},
     "capabilities/dev/command.py:retry": {"consent"},
+    "capabilities/estimates/bench.py:_measure": {"yes"},
+    "capabilities/estimates/kernel_bench.py:measure_job": {"consent"},
     # a coding agent's: the user has answered a question, and a budget limits what it starts
     "capabilities/mcp/spending.py:submit": {"agreed"},
     "capabilities/mcp/spending.py:serve": {"True"},
@@ -68,8 +70,8 @@ _CONSENTS = {
     "control/control_plane.py:_start_run": {"schedule.consented"},
     "control/decide/requests.py:retry_job": {"moved.consented"},
     "control/node_pools.py:_submit": {"pool.consented"},
-    "control/serving/reconciler.py:_submit": {"service.consented"},
-    "control/serving/reconciler.py:update": {"service.consented"},
+    "capabilities/serving/control/reconciler.py:_submit": {"service.consented"},
+    "capabilities/serving/control/reconciler.py:update": {"service.consented"},
 }
 
 
@@ -81,7 +83,7 @@ def test_every_way_to_a_job_passes_the_door() -> None:
     found = dict(_list_ways())
     assert {name for name in found if name.startswith("api/")} == _ASKED
     assert not [name for name in _ASKED if not found[name]], "limits are not checked there"
-    tree = ast.parse((_SOURCE / "api/routes/services.py").read_bytes())
+    tree = ast.parse((_SOURCE / "capabilities/serving/routes/services.py").read_bytes())
     doors = [each for each in ast.walk(tree) if isinstance(each, ast.AsyncWith) and _is_door(each)]
     assert len(doors) == 1, "the least replicas of a service are counted"
     assert {name for name in found if not name.startswith("api/")} == _BY_ITSELF
@@ -90,7 +92,7 @@ def test_every_way_to_a_job_passes_the_door() -> None:
 def _list_consents() -> dict[str, set[str]]:
     """Return what each function takes for consent to pay, if its caller does not say so."""
     found = dict[str, set[str]]()
-    for name, tree in _list_trees("api", "control", "server", "gateway", "capabilities"):
+    for name, tree in _list_trees("api", "control", "server", "capabilities"):
         for each in ast.walk(tree):
             if not isinstance(each, ast.AsyncFunctionDef | ast.FunctionDef):
                 continue
@@ -127,7 +129,7 @@ def _list_trees(*rooms: str) -> Iterator[tuple[str, ast.Module]]:
 
 def _list_ways() -> Iterator[tuple[str, bool]]:
     """Yield each function that makes jobs, and whether it does so only behind the door."""
-    for name, tree in _list_trees("api", "control", "server"):
+    for name, tree in _list_trees("api", "control", "server", "capabilities"):
         for each in ast.walk(tree):
             if isinstance(each, ast.AsyncFunctionDef | ast.FunctionDef):
                 all_calls = sum(_is_maker(node) for node in ast.walk(each))

@@ -21,6 +21,7 @@ from tests.certificates import Authority
 from cavvy import http_client
 from cavvy.api import id_tokens
 from cavvy.api.images.registry import ImageRepository, RegistrySilent, parse_image
+from cavvy.capabilities.serving.server.probes import probe
 from cavvy.control.webhooks import post_json
 from cavvy.domain.services import ReadinessProbe
 from cavvy.domain.targets import EVERY
@@ -41,7 +42,6 @@ from cavvy.providers.ray.calls import DashboardAddress, DashboardRefused, RayDas
 from cavvy.providers.vm import rest
 from cavvy.providers.vm.cloud import CloudFault
 from cavvy.providers.vm.rest import RestClient
-from cavvy.server.serving.probes import probe
 from cavvy.store.objects.azure import AzureContainer
 from cavvy.store.objects.base import ObjectError
 from cavvy.store.objects.http import WebPages

@@ -13,7 +13,6 @@ import pytest
 from tests.contract import store_suite
 from tests.waits import PATIENCE_S
 
-from cavvy.control.serving.request_bills import COUNTED_SINCE
 from cavvy.domain.events import Charge
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, NodePhase, UnsureBill
 from cavvy.domain.tasks import TaskSpec
@@ -234,7 +233,7 @@ async def test_a_fresh_database_is_at_head(url: str) -> None:
 async def check_rest(store: Store, first: Attempt) -> None:
     """The events are there, and the charges so far are the first entries of the ledger."""
     assert [event.text for event in await store.events("j1")] == ["hello"]
-    counted_since = datetime.fromisoformat(await store.fact(COUNTED_SINCE) or "")
+    counted_since = datetime.fromisoformat(await store.fact("requests-counted-since") or "")
     assert abs(datetime.now(UTC) - counted_since.replace(tzinfo=counted_since.tzinfo or UTC)) < DAY
     opening = await store.ledger_lines(LedgerFilter())
     assert [(each.entry.id, each.entry.amount) for each in opening] == [

@@ -9,7 +9,7 @@ removes records of the audit log.
 import asyncio
 import os
 from asyncio import to_thread
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -31,7 +31,6 @@ from cavvy.control.attempt_counts import AttemptCounts
 from cavvy.control.budgets import read_parents, sum_budget
 from cavvy.control.retention import read_begin
 from cavvy.control.running_costs import list_open
-from cavvy.control.serving.requests import ServiceStatus
 from cavvy.costs.energy import weigh_energy
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.audit import AuditOutcome
@@ -48,8 +47,6 @@ from cavvy.telemetry import Figures, MetricsMissing, load_client, write_metrics
 
 router = RouteGroup("server")
 _NAMES_SPARE = 10_000  # names of jobs that have ended, and are kept for now
-# the results of requests, each with its field of `ServiceTraffic`; a request has one of them
-_RESULTS = {"answered": "answered", "lost": "lost", "refused": "unserved"}
 
 AGENT_PROTOCOLS = (1,)
 # bytes; with less free space on its disk, the server cannot store a part of a log and its row
@@ -70,8 +67,8 @@ async def metrics(request: Request, app_state: AppState, projects: ProjectFilter
     await _add_gangs(figures, app_state, projects)
     await _add_money(figures, app_state, projects)
     _add_attempts(figures, app_state.control_plane.attempt_counts, projects)
-    for status in await app_state.control_plane.services.list(projects):
-        _add_service(figures, status)
+    for each in app_state.control_plane.standing:
+        await each.add_figures(figures, projects)
     if projects is None:
         _add_calls(figures, app_state.control_plane.pool.calls)
     accept = request.headers.get("accept", "")
@@ -256,49 +253,6 @@ async def _add_money(figures: Figures, app_state: AppState, projects: ProjectFil
                 figures.add(name, text, amount.micros / MICROS_PER_USD, budget=budget.name)
 
 
-def _add_service(figures: Figures, status: ServiceStatus) -> None:
-    service, traffic = status.service, status.traffic
-    labels = {"project": service.project, "service": service.name}
-    states = Counter(each.state for each in service.replicas)
-    for state, count in states.items():
-        figures.add("cavvy_service_replicas", "Replicas by state.", count, **labels, state=state)
-    if traffic is None:
-        return
-    for result, name in _RESULTS.items():
-        figures.add(
-            "cavvy_service_requests",
-            "Requests that have ended, since the gateway started.",
-            getattr(traffic, name),
-            kind="counter",
-            **labels,
-            result=result,
-        )
-    for name, text, value in (
-        ("cavvy_service_in_flight", "Requests that replicas work on.", traffic.in_flight),
-        ("cavvy_service_waiting", "Requests that wait for a replica.", traffic.backlog),
-    ):
-        figures.add(name, text, value, **labels)
-    figures.add(
-        "cavvy_service_late",
-        "Requests that waited longer for a replica than the service aims at.",
-        traffic.late,
-        kind="counter",
-        **labels,
-    )
-    for quantile, seconds in (
-        ("0.5", traffic.p50_s),
-        ("0.95", traffic.p95_s),
-        ("0.99", traffic.p99_s),
-    ):
-        figures.add(
-            "cavvy_service_latency_seconds",
-            "Latency of requests since the gateway started.",
-            seconds,
-            **labels,
-            quantile=quantile,
-        )
-
-
 def _add_calls(figures: Figures, calls: Mapping[tuple[str, str, str], tuple[int, float]]) -> None:
     for (provider, operation, result), (count, seconds) in calls.items():
         for name, text, value in (
@@ -360,8 +314,8 @@ def _find_problem(app_state: AppState, inside: bool) -> str:
         )
     if shortage := describe_open_files():
         return shortage
-    reason = app_state.control_plane.services.find_problem() if inside else ""
-    return f"services cannot be reached: {reason}" if reason else ""
+    problems = (each.find_problem() for each in app_state.control_plane.standing if inside)
+    return next(filter(None, problems), "")
 
 
 @router.post("/v1/server/stop", rule=on_installation(Permission.OPERATE))

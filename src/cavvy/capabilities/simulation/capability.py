@@ -15,6 +15,7 @@ CAPABILITY = Capability(
             after="diagram bench plan",
         ),
     ),
+    uses=("serving",),
     modes=(Mode("plan", f"{_HERE}.load:LOAD"),),
     docs=("guides/simulate.md",),
 )

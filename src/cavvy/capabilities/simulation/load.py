@@ -79,6 +79,9 @@ _LOAD_OPTIONS = (
 
 
 def _run(task: "TaskSpec", options: Mapping[str, Any], output: str) -> None:
+    from cavvy.capabilities.simulation.serving import need_serving
+
+    need_serving("--load")
     from cavvy.capabilities.simulation.ways import show_ways
 
     show_ways(task, options, output)

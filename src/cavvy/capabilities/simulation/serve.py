@@ -172,6 +172,9 @@ def serve(**given: Any) -> None:
 
 
 def _run(options: _ServeOptions) -> "tuple[list[ServingScore], float]":
+    from cavvy.capabilities.simulation.serving import need_serving
+
+    need_serving("`cavvy simulate serve`")
     from cavvy.capabilities.simulation.serving.comparison import bound_replica_hours
     from cavvy.capabilities.simulation.serving.requests import (
         RequestOptions,

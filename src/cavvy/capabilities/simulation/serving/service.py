@@ -18,13 +18,13 @@ from operator import add
 from pathlib import Path
 from random import Random
 
+from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
+from cavvy.capabilities.serving.gateway.token_meter import AnswerTimes, FirstToken
+from cavvy.capabilities.serving.gateway.work import ReplicaWork
 from cavvy.capabilities.simulation.serving.requests import RequestTrace, TokenSpeed
 from cavvy.capabilities.simulation.traces.readers import list_traces, read_series
 from cavvy.domain.service_loads import PromptSums, TokenTimes
 from cavvy.domain.values import Struct
-from cavvy.gateway.kept_counts import KeptCounts
-from cavvy.gateway.token_meter import AnswerTimes, FirstToken
-from cavvy.gateway.work import ReplicaWork
 
 
 class ServiceSetting(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,1 @@
+"""Services: programs on replicas that answer requests."""
