@@ -167,14 +167,28 @@ _MODULES = {
 if not TYPE_CHECKING:  # a type checker would accept every name of a module with `__getattr__`
 
     def __getattr__(name: str) -> object:
-        if name not in __all__:
+        if name.startswith("_"):
             raise AttributeError(f"module 'cavvy' has no attribute {name!r}")
         from importlib import import_module
 
+        if place := _list_exports().get(name):
+            from cavvy.frame.discover import load
+
+            globals()[name] = found = load(place)
+            return found
+        if name not in __all__:
+            raise AttributeError(f"module 'cavvy' has no attribute {name!r}")
         module = f"sdk.{_MODULES[name]}" if name in _MODULES else "spec.keys"
         found = getattr(import_module(f"cavvy.{module}"), name)
         globals()[name] = found
         return found
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__} - {"TYPE_CHECKING"})
+        return sorted({*globals(), *__all__, *_list_exports()} - {"TYPE_CHECKING"})
+
+    def _list_exports() -> dict[str, str]:
+        """Return what capabilities add, as MODULE:NAME by its name."""
+        from cavvy.frame.discover import find_capabilities
+
+        found = find_capabilities().capabilities
+        return {each.name: each.place for one in found for each in one.exports}

@@ -7,7 +7,8 @@ import click
 
 from cavvy.cli.reach.session import detach_option, named, session, task_project
 from cavvy.cli.task.load import param_option, read_params, read_tasks, yes_option
-from cavvy.cli.task.options import TaskCommand, add_array, task_options
+from cavvy.cli.task.options import add_array, task_options
+from cavvy.cli.task.programs import ProgramCommand
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from cavvy.task_files import LoadedTask, ReadOptions
 
 
-@click.command("run", cls=TaskCommand)
+@click.command("run", cls=ProgramCommand)
 @task_options
 @param_option
 @click.option(

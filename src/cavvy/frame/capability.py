@@ -61,6 +61,13 @@ class TaskFiles(NamedTuple):
     tools: tuple[str, ...]  # the names of the tools, which `--as` takes in lower case
 
 
+class Export(NamedTuple):
+    """A name of the Python interface: `cavvy.NAME`."""
+
+    name: str
+    place: str  # what it names, as MODULE:NAME
+
+
 class OwnTables(NamedTuple):
     """The tables of a capability. They stay in the database while it is left out."""
 
@@ -106,4 +113,10 @@ class Capability(NamedTuple):
     job_parts: tuple[str, ...] = ()
     group_parts: tuple[str, ...] = ()
     task_files: tuple[TaskFiles, ...] = ()  # the files of other tools that it reads
+    # what it adds to the Python interface. Of a name that the core has, too, that of the capability
+    # counts
+    exports: tuple[Export, ...] = ()
+    # functions that recognise Python files which `cavvy run` does not submit as scripts:
+    # `find(text)` returns the function that runs the file (`cli.task.programs.Program`), or None
+    programs: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()  # functions that coding agents may call: they read, or cost nothing

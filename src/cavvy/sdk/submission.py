@@ -4,7 +4,7 @@ import getpass
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from numbers import Real
@@ -45,6 +45,8 @@ class SubmitOptions:
     consent: bool = False
     max_cost: str | float | Decimal | None = None
     array: bool = False  # whether the task must be an array of jobs, or must not be one
+    # files to send with the working folder, by their path in it
+    files: Mapping[str, Path] = field(default_factory=dict)
 
 
 def submit_task(
@@ -63,7 +65,9 @@ def submit_task(
     ceiling_micros = _read_ceiling(options.max_cost)
     named = options.project or loaded.task.project
     project = find_project() if named == USUAL_PROJECT and not options.project else named
-    origin, notes = _make_origin(connection, project, loaded, home, sent=task.sent)
+    origin, notes = _make_origin(
+        connection, project, loaded, home, sent=task.sent, files=options.files
+    )
     made = connection.submit(
         loaded.text,
         project=project,
@@ -126,9 +130,10 @@ def _make_origin(
     home: str | None,
     *,
     sent: set[Path] | None,
+    files: Mapping[str, Path],
 ) -> "tuple[RunOrigin, tuple[str, ...]]":
     """Upload the task's files. Returns the origin of the run, and remarks about the files."""
-    parts = find_parts(loaded.task, loaded.source, loaded.folder)
+    parts = find_parts(loaded.task, loaded.source, loaded.folder) | dict(files)
     origin = capture(parts.get("", loaded.folder), task_text=loaded.text)
     notes = loaded.source.notes
 

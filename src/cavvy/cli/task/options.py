@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _Function = TypeVar("_Function", bound=Callable[..., None])
 # the key in the click context under which the words after `--` are stored
-_COMMAND = "cavvy.command"
+COMMAND_WORDS = "cavvy.command"
 _NAME = "cavvy.command.name"
 _STARTS = "cavvy.command.starts"
 
@@ -116,7 +116,7 @@ class TaskCommand(GroupedCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
             at = args.index("--")
-            ctx.meta[_COMMAND] = args[at + 1 :]
+            ctx.meta[COMMAND_WORDS] = args[at + 1 :]
             args = args[:at]
         ctx.allow_extra_args = True
         flags = {name for each in self.params if _is_flag(each) for name in each.opts}
@@ -127,13 +127,13 @@ class TaskCommand(GroupedCommand):
             if hint := _advise_parameter(given, error.option_name):
                 text = f"there is no option {error.option_name}"
                 raise CommandFailure(text, hint, 2) from error
-            if _COMMAND in ctx.meta or not given or not _looks_like_command(given[0]):
+            if COMMAND_WORDS in ctx.meta or not given or not _looks_like_command(given[0]):
                 raise
             hint = _advise_command(ctx, shlex.join(given))
             raise CommandFailure(f"{given[0]}: the file does not exist", hint, 2) from error
         if rest and not ctx.resilient_parsing:
             words = [word for word in (ctx.params.get("file"), *rest) if word]
-            hint = "" if _COMMAND in ctx.meta else _advise_words(ctx, words)
+            hint = "" if COMMAND_WORDS in ctx.meta else _advise_words(ctx, words)
             text = f"expected one task file, but {len(words)} words were given"
             raise CommandFailure(text, hint, exit_code=2)
         return rest
@@ -177,7 +177,7 @@ def replace_command(context: click.Context, line: str, name: str, *, starts: boo
     """Run this shell line of a session instead of the task's commands. Messages call it `name`.
     Unless it `starts`, the session's folder exists already.
     """
-    context.meta[_COMMAND], context.meta[_NAME] = [line], name
+    context.meta[COMMAND_WORDS], context.meta[_NAME] = [line], name
     context.meta[_STARTS] = starts
 
 
@@ -198,7 +198,7 @@ def task_options(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def wrapped(file: str | None, dialect: str | None, **given: Any) -> None:
         values = {flags: given.pop(_name(flags)) for flags, *_ in _OVERRIDES}
-        words = click.get_current_context().meta.get(_COMMAND)
+        words = click.get_current_context().meta.get(COMMAND_WORDS)
         file, options = _read_options(file, dialect, words, _read_overrides(values))
         function(file=file, options=options, **given)
 
