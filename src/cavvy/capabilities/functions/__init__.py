@@ -1,0 +1,1 @@
+"""Python functions that run on any node: `cavvy.App`."""

@@ -1,0 +1,317 @@
+"""Calls of an app's functions from this program: `remote`, `map`, `spawn` and what they return.
+
+This file also runs on nodes, since functions may call functions: it imports only the standard
+library and files that do.
+"""
+
+import asyncio
+import atexit
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from cavvy.capabilities.functions import payload
+from cavvy.capabilities.functions.app import MAIN, App, BothWays, Function
+from cavvy.capabilities.functions.errors import CallTimeout, WorkerLost
+from cavvy.capabilities.functions.frames import ADDRESS_VARIABLE, Head, pack
+from cavvy.capabilities.functions.link import (
+    BrokerLink,
+    Deliver,
+    Request,
+    make_error,
+    print_line,
+    read_result,
+)
+
+if TYPE_CHECKING:
+    from cavvy.capabilities.functions.jobs import FunctionJob
+
+_FIRST = 4  # calls of a `map` that are sent one by one
+_WINDOW = 512  # calls of a `map` without a result
+_MOST_WAITING = 64 << 20  # bytes of results of a `map` that wait to be taken
+_Answer = tuple[Head, bytes]
+MakeRequest = Callable[[Deliver], Request]
+
+
+class FunctionCall:
+    """A call that `spawn` has started."""
+
+    def __init__(self, link: BrokerLink, request: Request, answer: "Future[_Answer]") -> None:
+        self._link, self._request, self._answer = link, request, answer
+        self._result: list[Any] = []
+        self._lock = threading.Lock()
+
+    @property
+    def get(self) -> BothWays[..., Any]:
+        """Wait for the result, for at most `timeout` seconds, and return it. Raises the exception
+        of the function. Raises CallTimeout; the call goes on.
+        """
+        return BothWays(self._get, self._get_aio)
+
+    def cancel(self) -> None:
+        """Cancel the call; its process ends if the call is running."""
+        self._link.forget(self._request)
+
+    def done(self) -> bool:
+        """Return whether the call has a result or has failed."""
+        return self._answer.done()
+
+    @staticmethod
+    def gather(*calls: "FunctionCall") -> list[Any]:
+        """Wait for all of the calls, and return their results."""
+        return [each.get() for each in calls]
+
+    def _get(self, timeout: float | None = None) -> Any:
+        try:
+            head, body = self._answer.result(timeout)
+        except FutureTimeout:
+            name = self._request.head["fn"]
+            raise CallTimeout(f"{name} has no result after {timeout:g} s") from None
+        with self._lock:
+            if not self._result:
+                self._result.append(read_result(self._link, head, body))
+        return self._result[0]
+
+    async def _get_aio(self, timeout: float | None = None) -> Any:
+        return await asyncio.to_thread(self._get, timeout)
+
+
+class AppRun:
+    """The jobs of an app that this program uses, one for each kind of node that its functions
+    need.
+    """
+
+    def __init__(self, app: App, *, quiet: bool = False) -> None:
+        self.app, self.closed = app, False
+        self._quiet = quiet
+        self._links: dict[str, BrokerLink] = {}
+        self._jobs: list[FunctionJob] = []
+        self._lock = threading.Lock()
+        if app.place.module == "__main__":  # nodes load it under this name
+            sys.modules.setdefault(MAIN, sys.modules["__main__"])
+        atexit.register(self.close)
+
+    def call(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function, and return its result."""
+        link, request, answer = self._start(function, args, kwargs)
+        try:
+            head, body = answer.result()
+        except BaseException:  # the user has interrupted it
+            link.forget(request)
+            raise
+        return read_result(link, head, body)
+
+    async def call_async(
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call a function, and return its result."""
+        link, request, answer = await asyncio.to_thread(self._start, function, args, kwargs)
+        try:
+            head, body = await asyncio.wrap_future(answer)
+        except BaseException:
+            link.forget(request)
+            raise
+        if head.get("file"):
+            return await asyncio.to_thread(read_result, link, head, body)
+        return read_result(link, head, body)
+
+    def spawn(
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> FunctionCall:
+        """Start a call."""
+        return FunctionCall(*self._start(function, args, kwargs))
+
+    def stream(
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Iterator[Any]:
+        """Call a generator, and yield its values."""
+        link = self._find_link(function)
+        arrived: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
+        body = payload.dump_arguments(function.name, args, kwargs, function.given)
+        request = link.make_request(function.name, body, lambda *pair: arrived.put(pair))
+        link.send([request])
+        pieces: list[bytes] = []
+        over = False
+        try:
+            while True:
+                head, data = arrived.get()
+                over = head["op"] != "part"
+                if head["op"] == "failed":
+                    raise make_error(head, data)
+                if over:
+                    return
+                pieces.append(data)
+                if not head.get("more"):
+                    value = payload.load(b"".join(pieces))
+                    pieces.clear()
+                    link.take_more(request)
+                    yield value
+        finally:
+            if not over:
+                link.forget(request)
+
+    def map(
+        self,
+        function: Function,
+        items: Iterable[Sequence[Any]],
+        kwargs: dict[str, Any],
+        *,
+        ordered: bool,
+        catch: bool,
+    ) -> Iterator[Any]:
+        """Call a function with each of the tuples, and yield the results."""
+        link = self._find_link(function)
+        calls = MappedCalls(link, self._make_requests(function, link, items, kwargs))
+        try:
+            for head, body in calls.take_all(ordered=ordered):
+                try:
+                    value = read_result(link, head, body)
+                except Exception as error:
+                    if not catch:
+                        raise
+                    value = error
+                yield value
+        finally:
+            calls.close()
+
+    def close(self) -> None:
+        """Stop the app's jobs."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            links, jobs = list(self._links.values()), list(self._jobs)
+        atexit.unregister(self.close)
+        for link in links:
+            link.close()
+        for job in jobs:
+            job.stop()
+
+    def _start(
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[BrokerLink, Request, "Future[_Answer]"]:
+        link = self._find_link(function)
+        body = payload.dump_arguments(function.name, args, kwargs, function.given)
+        answer: Future[_Answer] = Future()
+
+        def deliver(head: Head, data: bytes) -> None:
+            if not answer.cancelled():
+                answer.set_result((head, data))
+
+        request = link.make_request(function.name, body, deliver)
+        link.send([request])
+        return link, request, answer
+
+    def _make_requests(
+        self,
+        function: Function,
+        link: BrokerLink,
+        items: Iterable[Sequence[Any]],
+        kwargs: dict[str, Any],
+    ) -> Iterator[MakeRequest]:
+        for at, args in enumerate(items, 1):
+            what = f"{function.name} (item {at} of map)"
+            body = payload.dump_arguments(what, tuple(args), kwargs, function.given)
+            yield partial(link.make_request, function.name, body)
+
+    def _find_link(self, function: Function) -> BrokerLink:
+        if path := os.environ.get(ADDRESS_VARIABLE):  # this program is a function itself
+            with self._lock:
+                if "" not in self._links:
+                    self._links[""] = BrokerLink(lambda: dial_broker(path), None)
+                return self._links[""]
+        owner = function.owner
+        options = function.options if owner is None else owner.options
+        key = json.dumps(options.to_keys(self.app.image), sort_keys=True, default=str)
+        with self._lock:
+            if self.closed:
+                raise WorkerLost("the app was closed in this program")
+            if key not in self._links:
+                from cavvy.capabilities.functions.jobs import FunctionJob
+
+                job = FunctionJob(self.app, key, first=owner or function, quiet=self._quiet)
+                self._jobs.append(job)
+                self._links[key] = BrokerLink(job.dial, None if self._quiet else print_line)
+            return self._links[key]
+
+
+class MappedCalls:
+    """The calls of a `map`: some are sent before their results are taken, but not all of them."""
+
+    def __init__(self, link: BrokerLink, rest: Iterator[MakeRequest]) -> None:
+        self._link, self._rest = link, rest
+        self._arrived: queue.SimpleQueue[tuple[int, Head, bytes]] = queue.SimpleQueue()
+        self._open: dict[int, Request] = {}
+        self._kept: dict[int, _Answer] = {}  # results before their turn
+        self._kept_bytes = self._begun = 0
+        self._more = True
+
+    def take_all(self, *, ordered: bool) -> Iterator[_Answer]:
+        """Yield the results, in the order of the calls or as they come."""
+        turn = 0
+        while True:
+            self._refill()
+            if turn in self._kept:
+                head, body = self._kept.pop(turn)
+                self._kept_bytes -= len(body)
+            elif not self._open:
+                return
+            else:
+                at, head, body = self._arrived.get()
+                del self._open[at]
+                if ordered and at != turn:
+                    self._kept[at] = head, body
+                    self._kept_bytes += len(body)
+                    continue
+            turn += 1
+            yield head, body
+
+    def close(self) -> None:
+        """Cancel what is not taken."""
+        for request in self._open.values():
+            self._link.forget(request)
+        for head, _ in self._kept.values():
+            if head.get("file"):
+                self._link.drop(head["id"])
+
+    def _refill(self) -> None:
+        """Send more calls if half of them have results."""
+        if len(self._open) > _WINDOW // 2 or self._kept_bytes > _MOST_WAITING:
+            return
+        batch: list[Request] = []
+        while self._more and len(self._open) < _WINDOW:
+            make = next(self._rest, None)
+            if make is None:
+                self._more = False
+                break
+            at = self._begun
+            self._begun += 1
+            request = make(partial(self._deliver, at))
+            self._open[at] = request
+            batch.append(request)
+            if at < _FIRST:  # they run while the others are prepared
+                self._link.send(batch)
+                batch = []
+        if batch:
+            self._link.send(batch)
+
+    def _deliver(self, at: int, head: Head, body: bytes) -> None:
+        self._arrived.put((at, head, body))
+
+
+def dial_broker(path: str) -> socket.socket:
+    """Return a connection to the broker of this node, whose address a file tells."""
+    with open(path, encoding="utf-8") as file:
+        found = json.load(file)
+    made = socket.create_connection(("127.0.0.1", found["port"]))
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.sendall(pack({"op": "hello", "id": 0, "key": found["key"]}))
+    return made

@@ -1,0 +1,323 @@
+"""The job that runs functions of an app: submits it, and connects to its broker."""
+
+import json
+import os
+import shlex
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+from cavvy.capabilities.functions import payload
+from cavvy.capabilities.functions.app import MAIN, App, Function, FunctionClass, name_place
+from cavvy.capabilities.functions.errors import AppBroken, NotSendable
+from cavvy.capabilities.functions.frames import pack
+from cavvy.sdk.connections import Connections
+from cavvy.sdk.errors import CavvyError, InvalidArgument
+from cavvy.sdk.submission import SubmitOptions, submit_task
+from cavvy.sdk.task import Task
+from cavvy.spec.own_folder import explain_unfit
+
+if TYPE_CHECKING:
+    from cavvy.capabilities.functions.tunnel import Tunnel
+
+ROOT = ".cavvy/functions"  # where the files lie in the working folder
+_SPEC, _CODE = f"{ROOT}/app.json", f"{ROOT}/code.pkl"
+_BROKER = f"{ROOT}/cavvy/capabilities/functions/on_node/broker.py"
+_PACKAGE = Path(__file__).parents[2]  # of cavvy
+_ALONE_S = 60.0  # after which the job of a program ends that is gone
+_LOOK_S = 0.25  # between two looks at the job
+_DIAL_S = 0.004  # between two tries to connect on this machine
+_HERE_S = 2.0  # after which a running job is not on this machine
+_ENDED = ("done", "failed", "stopped")
+
+
+class FunctionJob:
+    """The job of the functions that need the same kind of node; `key` has what they need."""
+
+    def __init__(
+        self, app: App, key: str, *, first: Function | FunctionClass, quiet: bool = False
+    ) -> None:
+        self.app, self._key, self._first, self._quiet = app, key, first, quiet
+        self._connections = Connections(None, None, None)
+        self._project = self._name = self._id = ""
+        self._tunnel: Tunnel | None = None
+        self._meet = ""
+
+    def dial(self) -> socket.socket:
+        """Return a connection to the broker. Start the job, unless it runs. Raises CavvyError."""
+        if self._id and self._look() in _ENDED:
+            self._id = ""
+        if not self._id:
+            self._submit()
+        return self._wait()
+
+    def stop(self) -> None:
+        """Stop the job."""
+        if self._tunnel is not None:
+            self._tunnel.close()
+        if self._id:
+            with suppress(CavvyError), self._connections.use() as connection:
+                connection.stop(self._project, self._id, reason="the program has ended")
+        if self._meet:
+            with suppress(OSError):
+                os.unlink(self._meet)
+        self._connections.close()
+
+    def _submit(self) -> None:
+        if not self._meet:
+            self._meet = make_meeting_place(token_hex(8))
+        folder, files, spec = describe_app(self.app, self._key)
+        words = ["exec", "python3", _BROKER, _SPEC, self._meet, self._first.name]
+        task = make_task(self.app, json.loads(self._key), shlex.join(words), folder)
+        with self._connections.use() as connection:
+            options = SubmitOptions(
+                name=self.app.name, project=self.app.project, files={**files, _SPEC: spec}
+            )
+            made, _ = submit_task(
+                connection, task, options, None, self._connections.default_project
+            )
+        self._project, self._name, self._id = made.project, made.name, made.id
+
+    def _wait(self) -> socket.socket:
+        """Wait until the broker answers."""
+        looked = running_at = 0.0
+        told = ""
+        while True:
+            with suppress(OSError):
+                return dial_here(self._meet)
+            now = time.monotonic()
+            if now - looked > _LOOK_S:
+                looked = now
+                phase = self._look()
+                if phase in _ENDED:
+                    raise AppBroken(
+                        f"the job {self._name} of the app {self.app.name} has ended before it "
+                        f"took a call:\n{self._read_log()}",
+                        f"`cavvy status {self._name}` shows its events",
+                    )
+                if phase == "running":
+                    running_at = running_at or now
+                elif phase != told and not self._quiet and now - looked > 1:
+                    sys.stderr.write(f"{self.app.name}: {phase}\n")
+                told = phase
+            if running_at and now - running_at > _HERE_S:
+                return self._dial_there()
+            time.sleep(_DIAL_S)
+
+    def _dial_there(self) -> socket.socket:
+        from cavvy.capabilities.functions.tunnel import Tunnel
+
+        if self._tunnel is not None:
+            self._tunnel.close()
+        self._tunnel = Tunnel(self._connections, self._project, self._id)
+        return self._tunnel.open()
+
+    def _look(self) -> str:
+        """Return the job's phase."""
+        with self._connections.use() as connection:
+            return connection.job(self._project, self._id).phase
+
+    def _read_log(self) -> str:
+        with suppress(CavvyError), self._connections.use() as connection:
+            data = connection.log(self._project, self._id, tail_bytes=4000).data
+            return "\n".join(f"  {line}" for line in data.decode(errors="replace").splitlines())
+        return "  (no output)"
+
+
+def make_task(app: App, keys: Mapping[str, Any], run: str, folder: Path | None) -> Task:
+    """Return the task of a job."""
+    workdir = {} if folder is None else {"workdir": folder}
+    tags = {"cavvy-app": app.name}
+    return Task(run, **{**keys, **workdir, "name": app.name, "tags": tags})
+
+
+def describe_app(app: App, key: str) -> tuple[Path | None, dict[str, Path], Path]:
+    """Return the folder to send, other files by their path in it, and the file that describes the
+    functions. Raises NotSendable, InvalidArgument.
+    """
+    mine = [
+        each
+        for each in app.functions.values()
+        if json.dumps(
+            (each.options if each.owner is None else each.owner.options).to_keys(app.image),
+            sort_keys=True,
+            default=str,
+        )
+        == key
+    ]
+    folder, file = _find_folder(app)
+    values = _list_values(app, mine, by_file=bool(file))
+    files = list_runtime()
+    if values:
+        files[_CODE] = _keep(payload.dump_code(values, _name_values(values)), "pkl")
+    options = [each.options for each in mine]
+    spec = {
+        "app": app.name,
+        "module": app.place.module,
+        "file": file,
+        "code": _CODE if values else "",
+        "python": ".".join(map(str, sys.version_info[:2])),
+        "idle_s": 0,
+        "alone_s": _ALONE_S,
+        "functions": {
+            each.name: {
+                "name": each.name,
+                "class": each.owner.name if each.owner is not None else "",
+                **option.to_head(),
+            }
+            for each, option in zip(mine, options, strict=True)
+        },
+    }
+    return folder, files, _keep(json.dumps(spec, sort_keys=True).encode(), "json")
+
+
+def list_runtime() -> dict[str, Path]:
+    """Return the files of Cavvy that functions need on a node, by their path in the working
+    folder: those of the broker and the workers, and what `import cavvy` needs there.
+    """
+    listed = [
+        _PACKAGE / "__init__.py",
+        *(_PACKAGE / "sdk" / f"{n}.py" for n in ("__init__", "errors")),
+    ]
+    listed += [_PACKAGE / "capabilities" / "__init__.py"]
+    listed += sorted((_PACKAGE / "frame").glob("*.py"))
+    listed += sorted(Path(__file__).parent.glob("*.py"))
+    listed += sorted((Path(__file__).parent / "on_node").glob("*.py"))
+    found = {f"{ROOT}/cavvy/{each.relative_to(_PACKAGE).as_posix()}": each for each in listed}
+    with suppress(ImportError):
+        import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+
+        own = Path(cloudpickle.__file__).parent
+        found |= {f"{ROOT}/cloudpickle/{each.name}": each for each in sorted(own.glob("*.py"))}
+    return found
+
+
+def make_meeting_place(name: str) -> str:
+    """Return the path of a socket in a folder that only this user can use. Raises CavvyError."""
+    folder = os.path.join(tempfile.gettempdir(), f"cavvy-functions-{os.geteuid()}")
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    found = os.lstat(folder)
+    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise CavvyError(
+            f"{folder} belongs to another user, or others can use it",
+            "remove it, or set TMPDIR to a folder of your own",
+        )
+    return os.path.join(folder, f"{name}.sock")
+
+
+def dial_here(path: str) -> socket.socket:
+    """Return a connection to a broker on this machine. Raises OSError."""
+    made = socket.socket(socket.AF_UNIX)
+    try:
+        made.connect(path)
+    except OSError:
+        made.close()
+        raise
+    made.sendall(pack({"op": "hello", "id": 0}))
+    return made
+
+
+def _find_folder(app: App) -> tuple[Path | None, str]:
+    """Return the folder of the app's code, from which modules are imported, and the path of the
+    app's file in it; None and "" for code without a file, as in notebooks.
+    """
+    if not app.place.file:
+        return None, ""
+    path = Path(app.place.file)
+    depth = 0
+    if app.place.module not in ("__main__", MAIN):
+        depth = app.place.module.count(".") + (path.name == "__init__.py")
+    if unfit := explain_unfit(path.parents[depth]):
+        raise InvalidArgument(
+            f"the folder of {path} is sent with the app {app.name}, but {unfit.partition(';')[0]}",
+            "move the file into a folder of its own, with the modules that it imports",
+        )
+    return path.parents[depth], path.relative_to(path.parents[depth]).as_posix()
+
+
+def _list_values(
+    app: App, mine: list[Function], *, by_file: bool
+) -> list[tuple[str, str, Any, dict[str, Any]]]:
+    """Return the functions and classes whose code is sent as a value, since no module has it."""
+    found: dict[str, tuple[str, str, Any, dict[str, Any]]] = {}
+    for each in mine:
+        raw = each.raw if each.owner is None else each.owner.raw
+        if by_file and "<locals>" not in raw.__qualname__:  # type: ignore[union-attr]  # not looked up
+            continue
+        if each.owner is None:
+            found[each.name] = ("function", each.name, raw, {})
+        else:
+            found[each.owner.name] = ("class", each.owner.name, raw, {})
+    for _, name, raw, _ in found.values():
+        _check_sendable(name, raw)
+    return list(found.values())
+
+
+def _check_sendable(name: str, raw: Any) -> None:
+    """Raise NotSendable if the function refers to an object that cannot be sent, with its name."""
+    import inspect
+
+    try:
+        payload.dump_code(raw, name)
+        return
+    except NotSendable as error:
+        reason = error
+    parts = (
+        [raw]
+        if not isinstance(raw, type)
+        else [each for each in vars(raw).values() if inspect.isfunction(each)]
+    )
+    for part in parts:
+        used = inspect.getclosurevars(part)
+        for kind, table in (("closes over", used.nonlocals), ("uses the global", used.globals)):
+            for variable, value in table.items():
+                try:
+                    payload.dump_code(value, variable)
+                except NotSendable:
+                    line = _find_line(part, variable)
+                    raise NotSendable(
+                        f"{name} ({name_place(part)}) {kind} `{variable}`{line}, a "
+                        f"{type(value).__name__}, which cannot be sent to another process",
+                        f"make `{variable}` inside the function, or pass plain data instead",
+                    ) from reason
+    raise reason
+
+
+def _find_line(raw: Any, variable: str) -> str:
+    """Return in which line a function first uses a variable."""
+    import dis
+
+    line = None
+    for step in dis.get_instructions(raw):
+        line = (
+            step.starts_line if isinstance(step.starts_line, int) and step.starts_line > 1 else line
+        )
+        if step.argval == variable and step.opname.startswith("LOAD") and line:
+            return f" in line {line}"
+    return ""
+
+
+def _name_values(values: list[tuple[str, str, Any, dict[str, Any]]]) -> str:
+    return "the code of " + ", ".join(name for _, name, _, _ in values)
+
+
+def _keep(data: bytes, ending: str) -> Path:
+    """Return a file with this content in the cache of the state folder."""
+    from cavvy.client.state import default_home
+
+    folder = Path(default_home()) / "cache" / "functions"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{sha256(data).hexdigest()[:32]}.{ending}"
+    if not path.exists():
+        made = path.with_suffix(f".{token_hex(4)}")
+        made.write_bytes(data)
+        made.replace(path)
+    return path

@@ -1,0 +1,589 @@
+"""The main program of a function's job: takes calls, keeps their queue, and starts the processes
+that run them.
+
+`python3 broker.py APP.json SOCKET [NAME]`. NAME is the function that is called first. Callers
+connect to SOCKET if they are on this machine, and otherwise to a port of this node through the
+tunnel of Cavvy; `address.json` beside APP.json has the port and the key for it. The broker loads
+neither arguments nor results. It imports only the standard library and files that do.
+"""
+
+import asyncio
+import heapq
+import hmac
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+if __name__ == "__main__":  # the root of the files that were sent with the working folder
+    sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
+
+from cavvy.capabilities.functions.frames import (
+    ADDRESS_VARIABLE,
+    PIECE,
+    CallFrames,
+    Head,
+    WrongFrame,
+    pack,
+)
+
+_LOST_TRIES = 3  # how often a call is started again after its process has ended
+_SHORT_S = 0.02  # calls shorter than this are sent to a process before it is free
+_AHEAD = 4  # how many of them
+_IDLE_LOOK_S = 1.0
+_KILL_S = 5.0
+
+
+class BrokerCall:
+    """A call that has no result yet."""
+
+    __slots__ = (
+        "began",
+        "body",
+        "caller",
+        "caller_id",
+        "function",
+        "head",
+        "losses",
+        "over",
+        "parts",
+        "timer",
+        "tries",
+        "worker",
+    )  # fmt: skip
+
+    def __init__(self, caller: "Peer", function: "Served", head: Head, body: bytes) -> None:
+        self.caller, self.caller_id, self.function = caller, head["id"], function
+        self.head, self.body = head, body
+        self.tries = self.losses = self.parts = 0
+        self.worker: Worker | None = None
+        self.began = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+        self.over = False
+
+
+class Peer(asyncio.Protocol):
+    """A connection. Frames that are sent in one turn of the loop leave as one write."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self.broker = broker
+        self.transport: asyncio.Transport | None = None
+        self.room = asyncio.Event()
+        self.room.set()
+        self._reader, self._waiting = CallFrames(), bytearray()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family != socket.AF_UNIX:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for head, body in self._reader.feed(data):
+                self.hear(head, body)
+        except (WrongFrame, KeyError, TypeError, ValueError) as error:
+            say(f"a connection was closed: {error!r}")
+            self.close()
+
+    def hear(self, head: Head, body: bytes) -> None:
+        raise NotImplementedError
+
+    def send(self, head: Head, body: bytes = b"") -> None:
+        if not self._waiting:
+            self.broker.loop.call_soon(self._flush)
+        self._waiting += pack(head, body)
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self._flush()
+            self.transport.close()
+
+    def pause_writing(self) -> None:
+        self.room.clear()
+
+    def resume_writing(self) -> None:
+        self.room.set()
+
+    def _flush(self) -> None:
+        if self._waiting and self.transport is not None and not self.transport.is_closing():
+            self.transport.write(bytes(self._waiting))
+        self._waiting.clear()
+
+
+class Caller(Peer):
+    """A program that calls functions."""
+
+    def __init__(self, broker: "Broker", *, trusted: bool) -> None:
+        super().__init__(broker)
+        self.calls: dict[int, BrokerCall] = {}
+        self._trusted = trusted  # the socket's folder is this user's own
+        self._files: dict[int, str] = {}  # arguments that arrive in pieces
+        self._results: dict[int, str] = {}  # results that wait in files
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.broker.callers.add(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.broker.callers.discard(self)
+        self.room.set()
+        for call in list(self.calls.values()):
+            self.broker.drop(call)
+        for path in (*self._files.values(), *self._results.values()):
+            remove(path)
+
+    def hear(self, head: Head, body: bytes) -> None:
+        if head["op"] == "hello":
+            self._greet(str(head.get("key")))
+        elif not self._trusted:
+            raise ValueError("no key")
+        else:
+            self.broker.used_at = time.monotonic()
+            self._obey(head["op"], int(head["id"]), head, body)
+
+    def _greet(self, key: str) -> None:
+        if not self._trusted and not hmac.compare_digest(key.encode(), self.broker.key.encode()):
+            raise ValueError("the key is wrong")
+        self._trusted = True
+        self.send({"op": "welcome", "python": sys.version.split()[0]})
+
+    def _obey(self, op: str, number: int, head: Head, body: bytes) -> None:
+        if op == "call":
+            self._take(number, head, body)
+        elif op == "put":
+            if number not in self._files:
+                self._files[number] = self.broker.make_path()
+            with open(self._files[number], "ab") as file:
+                file.write(body)
+        elif op == "cancel":
+            self._cancel(number)
+        elif op == "more":
+            if (call := self.calls.get(number)) is not None and call.worker is not None:
+                call.worker.send({"op": "more", "id": id(call)})
+        elif op == "fetch":
+            self.broker.start_task(self._send_file(number, self._results.pop(number)))
+        elif op == "drop":
+            remove(self._results.pop(number, ""))
+        else:
+            raise ValueError(f"unknown: {op}")
+
+    def _cancel(self, number: int) -> None:
+        if (call := self.calls.get(number)) is None:
+            return
+        self.broker.drop(call)
+        told = {"op": "failed", "kind": "CallCancelled", "text": "the call was cancelled"}
+        self.send({**told, "id": number})
+
+    def answer(self, call: BrokerCall, head: Head, body: bytes) -> None:
+        """Send the end of a call."""
+        self.calls.pop(call.caller_id, None)
+        if "file" in head:
+            self._results[call.caller_id] = head["file"]
+            head = {**head, "file": True}
+        self.send({**head, "id": call.caller_id}, body)
+
+    def _take(self, number: int, head: Head, body: bytes) -> None:
+        served = self.broker.functions.get(head["fn"])
+        if served is None:
+            known = ", ".join(self.broker.functions)
+            text = f"the app has no function {head['fn']}; it has {known}"
+            self.send({"op": "failed", "id": number, "kind": "AppBroken", "text": text})
+            return
+        if number in self._files:
+            head = {**head, "file": self._files.pop(number)}
+        self.calls[number] = call = BrokerCall(self, served, head, body)
+        served.add(call)
+
+    async def _send_file(self, number: int, path: str) -> None:
+        try:
+            size, begin = os.path.getsize(path), 0
+            while self.transport is not None and not self.transport.is_closing():
+                piece = read_piece(path, begin)
+                begin += len(piece)
+                self.send({"op": "piece", "id": number, "more": begin < size}, piece)
+                if begin >= size:
+                    return
+                self._flush()
+                await self.room.wait()
+        finally:
+            remove(path)
+
+
+class Worker(Peer):
+    """A process that runs calls of one function, or of the methods of one class."""
+
+    def __init__(self, broker: "Broker", served: "Served", slot: int) -> None:
+        super().__init__(broker)
+        self.served, self.slot = served, slot
+        self.calls: dict[int, BrokerCall] = {}  # in the order in which they are run
+        self.ready = False
+        ours, theirs = socket.socketpair()
+        self._ours = ours
+        root = sys.path[0]
+        program = os.path.join(root, "cavvy/capabilities/functions/on_node/worker.py")
+        words = [sys.executable, program, broker.spec_file, str(theirs.fileno()), served.name]
+        self.process = subprocess.Popen(
+            words, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL,
+            env={**os.environ, **served.devices(slot), ADDRESS_VARIABLE: broker.address_file},
+        )  # fmt: skip
+        theirs.close()
+
+    async def connect(self) -> None:
+        self._ours.setblocking(False)
+        await self.broker.loop.create_connection(lambda: self, sock=self._ours)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.room.set()
+        self.served.lose(self)
+
+    def hear(self, head: Head, body: bytes) -> None:
+        op = head["op"]
+        if op == "ready":
+            self.ready = True
+            self.served.broken = None
+            self.served.pump()
+            return
+        if op == "broken":
+            self.served.fail_all({**head, "op": "failed", "kind": "AppBroken"})
+            return
+        call = self.calls.get(head["id"])
+        if call is None:  # it was cancelled meanwhile
+            remove(head.get("file", ""))
+            return
+        if op in ("log", "part"):
+            call.parts += op == "part"
+            call.caller.send({**head, "id": call.caller_id}, body)
+            return
+        self.served.end(call, head, body)
+
+    def kill(self) -> None:
+        with suppress(OSError):
+            self.process.kill()
+
+
+class Served:
+    """A function, or a class with its methods: its queue and its processes."""
+
+    def __init__(self, broker: "Broker", name: str, spec: dict[str, Any]) -> None:
+        self.broker, self.name, self.spec = broker, name, spec
+        self.concurrency = int(spec["concurrency"])
+        self.gpus = int(spec["gpus"])
+        self.most = spec["max_replicas"] or broker.count_room(self.gpus, spec["cpu"])
+        self.workers: list[Worker] = []
+        self.broken: Head | None = None
+        self._queue: list[tuple[int, int, BrokerCall]] = []
+        self._mean_s = 1.0
+        self._number = 0
+        self._pumped = False
+
+    def devices(self, slot: int) -> dict[str, str]:
+        """Return the variables that give a process its part of the node's GPUs."""
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        listed = [each for each in visible.split(",") if each]
+        if not self.gpus or len(listed) <= self.gpus:
+            return {}
+        begin = slot * self.gpus % len(listed)
+        return {"CUDA_VISIBLE_DEVICES": ",".join(listed[begin : begin + self.gpus])}
+
+    def add(self, call: BrokerCall, *, first: bool = False) -> None:
+        self._number += 1
+        priority = -int(call.head.get("priority") or self.spec["priority"])
+        number = -self._number if first else self._number
+        heapq.heappush(self._queue, (priority, number, call))
+        if not self._pumped:  # once for all calls that arrive together
+            self._pumped = True
+            self.broker.loop.call_soon(self.pump)
+
+    def pump(self) -> None:
+        """Give waiting calls to processes that are free, and start processes for the others."""
+        self._pumped = False
+        ahead = _AHEAD if self._mean_s < _SHORT_S and self.concurrency == 1 else 0
+        for depth in range(self.concurrency + ahead):
+            for worker in self.workers:
+                if worker.ready and len(worker.calls) <= depth and not self._give(worker):
+                    return
+        waiting = sum(not call.over for _, _, call in self._queue[: self.most + 1])
+        starting = sum(not each.ready for each in self.workers)
+        wanted = min(self.most - len(self.workers), -(-waiting // self.concurrency) - starting)
+        for _ in range(wanted):
+            self.start()
+
+    def start(self) -> None:
+        used = {each.slot for each in self.workers}
+        slot = next(at for at in range(self.most + 1) if at not in used)
+        worker = Worker(self.broker, self, slot)
+        self.workers.append(worker)
+        self.broker.start_task(worker.connect())
+
+    def end(self, call: BrokerCall, head: Head, body: bytes) -> None:
+        """Take the result of a call, or start it again."""
+        worker = call.worker
+        assert worker is not None
+        del worker.calls[id(call)]
+        call.worker = None
+        if call.timer is not None:
+            call.timer.cancel()
+        self._mean_s += 0.1 * (time.monotonic() - call.began - self._mean_s)
+        if head["op"] == "failed" and head.get("kind") == "error" and not call.parts:
+            call.tries += 1
+            if call.tries <= int(self.spec_of(call)["retries"]):
+                self.add(call, first=True)
+                return
+        call.over = True
+        call.caller.answer(call, head, body)  # type: ignore[attr-defined]  # it is a Caller
+        remove(call.head.get("file", ""))
+        if worker.calls:
+            self.watch(next(iter(worker.calls.values())))
+        self.pump()
+
+    def spec_of(self, call: BrokerCall) -> dict[str, Any]:
+        """Return the options of the function or method that is called."""
+        return self.broker.spec["functions"][call.head["fn"]]  # type: ignore[no-any-return]
+
+    def watch(self, call: BrokerCall) -> None:
+        """Begin the time of a call whose process runs it now."""
+        call.began = time.monotonic()
+        if (limit_s := self.spec_of(call)["timeout_s"]) and call.timer is None:
+            call.timer = self.broker.loop.call_later(limit_s, self._expire, call)
+
+    def lose(self, worker: Worker) -> None:
+        """Start the calls of a process that has ended elsewhere."""
+        if worker not in self.workers:
+            return
+        self.workers.remove(worker)
+        code = worker.process.poll()
+        if code is None:
+            worker.kill()
+            code = worker.process.wait()
+        for at, call in enumerate(worker.calls.values()):
+            call.worker = None
+            if call.timer is not None:
+                call.timer.cancel()
+                call.timer = None
+            if call.over:
+                continue
+            call.losses += at < self.concurrency  # the others had not begun
+            if call.losses > _LOST_TRIES + int(self.spec_of(call)["retries"]) or call.parts:
+                how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                self._fail(call, "WorkerLost", f"the process of {call.head['fn']} ended ({how}), "
+                           f"{call.losses} times in a row")  # fmt: skip
+            else:
+                self.add(call, first=True)
+        self.pump()
+
+    def fail_all(self, head: Head) -> None:
+        """Answer all waiting calls: the code cannot be loaded."""
+        waiting, self._queue = self._queue, []
+        for _, _, call in waiting:
+            if not call.over:
+                call.over = True
+                call.caller.answer(call, head, b"")  # type: ignore[attr-defined]  # it is a Caller
+
+    def stop(self) -> None:
+        for worker in self.workers:
+            if worker.transport is not None:
+                worker.send({"op": "leave", "id": 0})
+
+    def _give(self, worker: Worker) -> bool:
+        """Send the next call to a process; return False if none waits."""
+        while self._queue:
+            _, _, call = heapq.heappop(self._queue)
+            if call.over:
+                continue
+            begins = len(worker.calls) < self.concurrency
+            call.worker = worker
+            worker.calls[id(call)] = call
+            head = {**call.head, "op": "call", "id": id(call)}
+            worker.send(head, call.body)
+            if begins:
+                self.watch(call)
+            return True
+        return False
+
+    def _expire(self, call: BrokerCall) -> None:
+        call.timer = None
+        if call.over or call.worker is None:
+            return
+        limit = self.spec_of(call)["timeout_s"]
+        call.tries += 1
+        worker = call.worker
+        if call.tries <= int(self.spec_of(call)["retries"]) and not call.parts:
+            call.losses -= 1  # its process ends now, which is no fault of the process
+        else:
+            self._fail(call, "CallTimeout", f"{call.head['fn']} took longer than {limit:g} s")
+        worker.kill()
+
+    def _fail(self, call: BrokerCall, kind: str, text: str) -> None:
+        call.over = True
+        head = {"op": "failed", "id": 0, "kind": kind, "text": text}
+        call.caller.answer(call, head, b"")  # type: ignore[attr-defined]  # it is a Caller
+
+
+class Broker:
+    """All functions of the job."""
+
+    def __init__(self, spec_file: str, meet: str, first: str) -> None:
+        self.spec_file, self._meet, self._first = os.path.abspath(spec_file), meet, first
+        with open(spec_file, encoding="utf-8") as file:
+            self.spec: dict[str, Any] = json.load(file)
+        self.key = secrets.token_hex(16)
+        self.address_file = os.path.join(os.path.dirname(self.spec_file), "address.json")
+        self.loop = asyncio.get_running_loop()
+        self.callers: set[Caller] = set()
+        self.used_at = time.monotonic()
+        self.spool = os.path.join(os.getcwd(), ".cavvy", "spool")
+        os.makedirs(self.spool, mode=0o700, exist_ok=True)
+        self._files = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        served: dict[str, Served] = {}
+        self.functions: dict[str, Served] = {}
+        for name, each in self.spec["functions"].items():
+            owner = each["class"] or name
+            if owner not in served:
+                served[owner] = Served(self, owner, each)
+            found = self.functions[name] = served[owner]
+            found.concurrency = max(found.concurrency, each["batch"] or 1)
+        self.served = list(served.values())
+        self._over = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve calls until the job is stopped, or no program has called for long."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.loop.add_signal_handler(number, self._over.set)
+        if self._meet:
+            await self._listen_here()
+        server = await self.loop.create_server(lambda: Caller(self, trusted=False), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        write_private(self.address_file, {"port": port, "key": self.key})
+        for each in self.served:
+            least = max(each.spec["min_replicas"], each.name == self._first)
+            for _ in range(min(each.most, least)):
+                each.start()
+        idle = self.loop.create_task(self._watch_idle())
+        await self._over.wait()
+        idle.cancel()
+        await self._leave()
+
+    def count_room(self, gpus: int, cpus: float | None) -> int:
+        """Return how many processes of this size the node can run."""
+        if gpus:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+            return max(1, len([each for each in visible.split(",") if each]) // gpus)
+        return max(1, int(len(os.sched_getaffinity(0)) // max(cpus or 1, 1)))
+
+    def make_path(self) -> str:
+        """Return the path of a new file in the spool."""
+        self._files += 1
+        return os.path.join(self.spool, f"b{self._files}")
+
+    def start_task(self, work: Any) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def drop(self, call: BrokerCall) -> None:
+        """Forget a call whose caller is gone or has cancelled it. Its process ends if it runs it
+        now, and runs nothing else."""
+        call.over = True
+        call.caller.calls.pop(call.caller_id, None)  # type: ignore[attr-defined]  # it is a Caller
+        if call.timer is not None:
+            call.timer.cancel()
+        worker = call.worker
+        if worker is None:
+            return
+        first = next(iter(worker.calls), None)
+        if call.function.concurrency == 1 and first == id(call):
+            worker.kill()
+        else:
+            worker.send({"op": "cancel", "id": id(call)})
+
+    async def _listen_here(self) -> None:
+        """Listen on the socket in the callers' folder, if this is their machine."""
+        with suppress(OSError):
+            folder = os.stat(os.path.dirname(self._meet))
+            if folder.st_uid == os.geteuid() and folder.st_mode & 0o077 == 0:
+                with suppress(FileNotFoundError):
+                    os.unlink(self._meet)
+                await self.loop.create_unix_server(lambda: Caller(self, trusted=True), self._meet)
+
+    async def _watch_idle(self) -> None:
+        idle_s, alone_s = self.spec["idle_s"], self.spec["alone_s"]
+        alone_at = time.monotonic()
+        while not self._over.is_set():
+            await asyncio.sleep(_IDLE_LOOK_S)
+            now = time.monotonic()
+            if any(each.calls for each in self.callers):
+                self.used_at = now
+            if self.callers:
+                alone_at = now
+            if idle_s and now - self.used_at > idle_s:
+                say(f"no call for {idle_s:g} s: the node is given back")
+                self._over.set()
+            if alone_s and now - alone_at > alone_s:
+                say(f"no caller for {alone_s:g} s: the node is given back")
+                self._over.set()
+
+    async def _leave(self) -> None:
+        if self._meet:
+            remove(self._meet)
+        for each in list(self.callers):
+            each.send({"op": "bye", "id": 0})
+            each.close()
+        workers: deque[Worker] = deque()
+        for served in self.served:
+            workers.extend(served.workers)
+            served.stop()
+            served.workers = []
+        until = time.monotonic() + _KILL_S
+        while workers and time.monotonic() < until:
+            if workers[0].process.poll() is not None:
+                workers.popleft()
+            else:
+                await asyncio.sleep(0.005)
+        for worker in workers:
+            worker.kill()
+            worker.process.wait()
+
+
+def say(text: str) -> None:
+    """Write a line to the job's log."""
+    sys.stderr.write(f"cavvy: {text}\n")
+    sys.stderr.flush()
+
+
+def read_piece(path: str, begin: int) -> bytes:
+    """Return the next bytes of a file."""
+    with open(path, "rb") as file:
+        file.seek(begin)
+        return file.read(PIECE)
+
+
+def write_private(path: str, content: object) -> None:
+    """Write a file of JSON that only this user can read."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        json.dump(content, file)
+
+
+def remove(path: str) -> None:
+    """Delete a file of the spool, if there is one."""
+    if path:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+async def main() -> None:
+    """Run the broker of the arguments."""
+    await Broker(sys.argv[1], sys.argv[2], "".join(sys.argv[3:])).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

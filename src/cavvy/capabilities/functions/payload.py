@@ -1,0 +1,61 @@
+"""Arguments, results and exceptions as bytes. Only callers and workers load them: the broker and
+the server pass them on unread.
+"""
+
+import io
+import pickle
+from typing import Any
+
+from cavvy.capabilities.functions.errors import NotSendable
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+_EXTRA = "make setup EXTRAS=functions installs cloudpickle, which can send more kinds of objects"
+
+
+def dump(value: object, what: str) -> bytes:
+    """Return the value as bytes. `what` names it in the error. Raises NotSendable."""
+    try:
+        return pickle.dumps(value, 5)
+    except Exception:  # noqa: BLE001 - what pickle refuses, cloudpickle may accept
+        return dump_code(value, what)
+
+
+def dump_code(value: object, what: str) -> bytes:
+    """Return the value as bytes, with the code of functions that cannot be imported. Raises
+    NotSendable.
+    """
+    try:
+        import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        try:
+            return pickle.dumps(value, 5)
+        except Exception as error:
+            raise NotSendable(f"{what} cannot be sent: {error}", _EXTRA) from error
+    try:
+        buffer = io.BytesIO()
+        cloudpickle.Pickler(buffer, protocol=5).dump(value)
+        return buffer.getvalue()
+    except Exception as error:
+        hint = "pass plain data, or make such an object inside the function"
+        raise NotSendable(f"{what} cannot be sent: {error}", hint) from error
+
+
+def dump_arguments(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: Arguments | None
+) -> bytes:
+    """Return the arguments of a call as bytes, and those of the class of a method. Raises
+    NotSendable, which names the argument.
+    """
+    try:
+        return pickle.dumps((args, kwargs, given), 5)
+    except Exception:  # noqa: BLE001 - find the argument
+        named = [(f"argument {at + 1}", each) for at, each in enumerate(args)]
+        named += [(f"the argument {key}", each) for key, each in kwargs.items()]
+        for what, each in named:
+            dump(each, f"{what} of {name} ({type(each).__name__})")
+        return dump_code((args, kwargs, given), f"the arguments of {name}")
+
+
+def load(data: bytes) -> Any:
+    """Return the value of bytes that `dump` made. Raises what the loading of the objects raises."""
+    return pickle.loads(data)

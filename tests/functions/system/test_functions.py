@@ -1,0 +1,250 @@
+"""Functions with a real embedded server, on this machine."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.server_state import home_with_jobs
+
+pytestmark = pytest.mark.system
+_APP = """
+import asyncio, os, sys, threading, time
+import cavvy
+import helper
+
+app = cavvy.App("demo")
+
+@app.function(max_replicas=2)
+def square(x):
+    print("squaring", x)
+    return helper.multiply(x, x)
+
+@app.function()
+def divide(a, b):
+    return a / b
+
+@app.function()
+def count(n):
+    for i in range(n):
+        yield bytes(200_000) if i == 3 else i
+
+@app.function()
+def length(data):
+    return len(data), data
+
+@app.function(retries=2)
+def flaky(path):
+    with open(path, "a") as file:
+        file.write("x")
+    if os.path.getsize(path) < 3:
+        raise OSError("not yet")
+    return "at last"
+
+@app.function(timeout="0.3s")
+def slow():
+    time.sleep(60)
+
+@app.function()
+def dies(path):
+    with open(path, "a") as file:
+        file.write("x")
+    if os.path.getsize(path) < 2:
+        os._exit(3)
+    return "alive"
+
+@app.function(concurrency=4)
+async def nap(seconds):
+    await asyncio.sleep(seconds)
+    return seconds
+
+@app.function()
+def outer(x):
+    return square.remote(x) + 1
+
+@app.cls()
+class Counter:
+    def __init__(self, start=0):
+        self.start = start
+
+    @cavvy.enter()
+    def load(self):
+        self.total = self.start
+
+    @cavvy.method()
+    def add(self, x):
+        self.total += x
+        return self.total
+
+    @cavvy.method(batch=4, wait="200ms")
+    def sizes(self, texts):
+        return [(len(each), len(texts)) for each in texts]
+
+class Odd(Exception):
+    def __init__(self, a, b):
+        super().__init__(a)
+
+@app.function()
+def odd():
+    raise Odd(1, 2)
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with home_with_jobs(tmp_path_factory.mktemp("functions") / "home") as made:
+        yield made
+
+
+def run_main(tmp_path: Path, main: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run an app with this main function by `cavvy run`."""
+    (tmp_path / "helper.py").write_text("def multiply(a, b):\n    return a * b\n")
+    body = "".join(f"    {line}\n" for line in main.strip().splitlines())
+    (tmp_path / "app.py").write_text(f"{_APP}\n@app.main()\ndef main(path: str = ''):\n{body}")
+    command = [sys.executable, "-m", "cavvy", "run", "app.py", *words]
+    return subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=dict(os.environ)
+    )
+
+
+def test_calls_in_all_ways(home: Path, tmp_path: Path) -> None:
+    done = run_main(
+        tmp_path,
+        """
+print(square.remote(3), divide.local(8, 2), divide(6, 2))
+print(list(square.map(range(600))) == [x * x for x in range(600)])
+print(sorted(square.map(range(4), order_outputs=False)))
+print(list(divide.starmap([(6, 3), (9, 3)])))
+print([type(x).__name__ for x in divide.map([1, 2], [0, 2], return_exceptions=True)])
+square.for_each([1, 2])
+print([x if isinstance(x, int) else len(x) for x in count.remote(100)] == [0, 1, 2, 200000, *range(4, 100)])
+for _ in count.remote(1000):
+    break
+calls = [square.spawn(x) for x in range(3)]
+print(cavvy.FunctionCall.gather(*calls), calls[0].get(timeout=1))
+size, data = length.remote(b"x" * 5_000_000)
+print(size, len(data))
+print(outer.remote(4))
+async def both():
+    return await asyncio.gather(nap.remote.aio(0.2), nap.remote.aio(0.1)), [x async for x in count.remote.aio(2)]
+print(asyncio.run(both()))
+""",
+    )
+    assert done.stdout.splitlines() == [
+        "9 4.0 3.0",
+        "True",
+        "[0, 1, 4, 9]",
+        "[2.0, 3.0]",
+        "['ZeroDivisionError', 'float']",
+        "True",
+        "[0, 1, 4] 0",
+        "5000000 5000000",
+        "17",
+        "([0.2, 0.1], [0, 1])",
+    ], done.stderr
+    assert "square | squaring 3" in done.stderr
+    assert done.returncode == 0
+
+
+def test_failures(home: Path, tmp_path: Path) -> None:
+    done = run_main(
+        tmp_path,
+        """
+print(flaky.remote(path + "/flaky"), dies.remote(path + "/dies"))
+for call in (slow.remote, odd.remote, lambda: square.remote(threading.Lock())):
+    try:
+        call()
+    except Exception as error:
+        print(type(error).__name__, "|", str(error).splitlines()[0])
+call = nap.spawn(60)
+time.sleep(0.5)
+call.cancel()
+try:
+    call.get()
+except cavvy.CallCancelled as error:
+    print("cancelled")
+divide.remote(1, 0)
+""",
+        "--",
+        "--path",
+        str(tmp_path),
+    )
+    assert done.stdout.splitlines() == [
+        "at last alive",
+        "CallTimeout | slow took longer than 0.3 s",
+        "CallFailed | Odd: 1",
+        "NotSendable | argument 1 of square (lock) cannot be sent: cannot pickle '_thread.lock' "
+        "object",
+        "cancelled",
+    ], done.stderr
+    assert done.returncode == 1
+    assert 'app.py", line 15, in divide\n    return a / b' in done.stderr
+    assert "ZeroDivisionError: division by zero" in done.stderr
+
+
+def test_classes_keep_their_state_and_batch(home: Path, tmp_path: Path) -> None:
+    done = run_main(
+        tmp_path,
+        """
+counter = Counter(10)
+print(counter.add.remote(1), counter.add.remote(2), Counter().add.remote(5))
+calls = [counter.sizes.spawn(text) for text in ("a", "bb", "ccc", "dddd")]
+print(cavvy.FunctionCall.gather(*calls))
+""",
+    )
+    assert done.stdout.splitlines() == [
+        "11 13 5",
+        "[(1, 4), (2, 4), (3, 4), (4, 4)]",
+    ], done.stderr
+
+
+def test_a_missing_module_is_named_with_its_line(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import os, cavvy\n"
+        "if 'CAVVY_JOB' in os.environ:\n"
+        "    import nowhere_to_be_found\n"
+        "app = cavvy.App('broken')\n"
+        "@app.function()\n"
+        "def f(): ...\n"
+        "@app.main()\n"
+        "def main(): f.remote()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "cavvy", "run", "app.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "app.py:3: import nowhere_to_be_found" in done.stderr
+    assert "pip_install('nowhere_to_be_found')" in done.stderr
+
+
+def test_functions_without_a_file_are_sent_as_code(home: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cloudpickle")
+    code = (
+        "import cavvy, threading\n"
+        "app = cavvy.App('cells')\n"
+        "base = 10\n"
+        "@app.function()\n"
+        "def add(x): return x + base\n"
+        "print(add.remote(5), list(add.map([1, 2])))\n"
+        "lock = threading.Lock()\n"
+        "other = cavvy.App('locked')\n"
+        "@other.function()\n"
+        "def locked():\n"
+        "    with lock: pass\n"
+        "try: locked.remote()\n"
+        "except cavvy.NotSendable as error: print(error.message)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout.splitlines() == [
+        "15 [11, 12]",
+        "locked (<string>:9) uses the global `lock` in line 11, a lock, which cannot be sent to "
+        "another process",
+    ], done.stderr

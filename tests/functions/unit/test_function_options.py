@@ -1,0 +1,176 @@
+"""Options of functions, images, frames and apps."""
+
+from datetime import timedelta
+
+import pytest
+
+import cavvy
+from cavvy.capabilities.functions.app import App, FunctionClass
+from cavvy.capabilities.functions.frames import CallFrames, WrongFrame, pack
+from cavvy.capabilities.functions.image import FunctionImage
+from cavvy.capabilities.functions.options import read_length, read_options
+from cavvy.capabilities.functions.program import find_program, read_words
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.sdk.errors import InvalidArgument
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        (90, 90.0),
+        ("90s", 90.0),
+        ("1h30m", 5400.0),
+        ("20ms", 0.02),
+        ("1.5m", 90.0),
+        (timedelta(minutes=2), 120.0),
+    ],
+)
+def test_lengths(value: str | int | timedelta, seconds: float) -> None:
+    assert read_length(value, "timeout") == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("value", ["soon", "", "5 parsecs", -1, True])
+def test_what_is_no_length(value: str | int) -> None:
+    with pytest.raises(InvalidArgument, match="timeout"):
+        read_length(value, "timeout")
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(InvalidArgument, match=r"f: retrys is no option[\s\S]*retries"):
+        read_options("f", {"retrys": 2}, None)
+
+
+@pytest.mark.parametrize(
+    "keys", [{"retries": -1}, {"retries": True}, {"concurrency": 0}, {"image": "python"}]
+)
+def test_impossible_options(keys: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument, match="f: "):
+        read_options("f", keys, None)
+
+
+def test_options_become_keys_of_a_task() -> None:
+    image = FunctionImage.from_registry("python:3.12").pip_install("numpy>=2").env({"A": "1"})
+    options = read_options(
+        "f",
+        {
+            "cpu": 4,
+            "gpu": "A100:2",
+            "spot": True,
+            "secrets": "HF_TOKEN",
+            "volumes": {"/cache": "/scratch"},
+            "env": {"B": "2"},
+        },
+        None,
+    )
+    assert options.to_keys(image) == {
+        "image": {"name": "python:3.12"},
+        "setup": {"run": "pip install -q 'numpy>=2'", "uses": []},
+        "env": {"A": "1", "B": "2"},
+        "resources": {"cpu": 4, "gpu": "A100:2", "spot": "only"},
+        "secrets": ["HF_TOKEN"],
+        "volumes": ["/scratch:/cache"],
+    }
+    assert options.to_head()["gpus"] == 2
+
+
+def test_an_image_is_also_a_key_of_a_task() -> None:
+    assert cavvy.Image(build=".") == {"build": "."}
+    assert cavvy.Image is FunctionImage
+    base = FunctionImage.python()
+    assert base.run_commands("true").to_keys() != base.to_keys() == {}
+
+
+def test_two_functions_of_one_name() -> None:
+    app = App("twice")
+
+    def first() -> None: ...
+
+    def second() -> None: ...
+
+    app.function(first, name="f")
+    with pytest.raises(InvalidArgument, match=r"two functions f: .*py:\d+ and .*py:\d+"):
+        app.function(second, name="f")
+
+
+def test_a_class_without_a_method() -> None:
+    with pytest.raises(InvalidArgument, match="has no method"):
+        App("none").cls(type("Empty", (), {}))
+
+
+def test_methods_have_the_options_of_their_class() -> None:
+    app = App("classes")
+
+    @app.cls(gpu="L4", retries=1)
+    class Model:
+        @cavvy.method(batch=8, wait="5ms")
+        def embed(self, texts: list[str]) -> list[int]:
+            return [len(each) for each in texts]
+
+    assert isinstance(Model, FunctionClass)
+    options = app.functions["Model.embed"].options
+    assert (options.gpu, options.retries, options.batch, options.wait) == ("L4", 1, 8, 0.005)
+    assert Model().embed.local(["ab", "c"]) == [2, 1]
+
+
+def test_a_generator_is_not_mapped() -> None:
+    app = App("generators")
+
+    @app.function()
+    def count(number: int):  # type: ignore[no-untyped-def]  # as users write it
+        yield from range(number)
+
+    with pytest.raises(InvalidArgument, match=r"count is a generator \(.*\.py:\d+\)"):
+        count.map([1, 2])
+    with pytest.raises(InvalidArgument, match="cannot be spawned"):
+        count.spawn(3)
+
+
+def test_frames_arrive_in_any_pieces() -> None:
+    sent = [({"op": "call", "id": 1}, b"abc"), ({"op": "done"}, b"")]
+    data = b"".join(pack(*each) for each in sent)
+    for size in (1, 3, len(data)):
+        reader = CallFrames()
+        found = [
+            frame for at in range(0, len(data), size) for frame in reader.feed(data[at : at + size])
+        ]
+        assert found == sent
+
+
+@pytest.mark.parametrize(
+    "data", [b"GET / HTTP/1.1\r\n", b"\0\0\0\2\0\0\0\0[]", b"\0\0\0\1\0\0\0\0{"]
+)
+def test_what_is_no_frame(data: bytes) -> None:
+    with pytest.raises(WrongFrame):
+        CallFrames().feed(data)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import cavvy\napp = cavvy.App('x')\n", True),
+        ("import cavvy as c\napp: object = c.App('x')\n", True),
+        ("from cavvy import App\napp = App('x')\n", True),
+        ("from other import App\nimport cavvy\napp = App('x')\n", False),
+        ("import cavvy\nclient = cavvy.Client()  # no App\n", False),
+        ("import cavvy\ndef f():\n    app = cavvy.App('x')\n", False),
+        ("import cavvy; App = (\n", False),
+    ],
+)
+def test_files_that_make_an_app(text: str, found: bool) -> None:
+    assert (find_program(text) is not None) is found
+
+
+def test_words_become_arguments_of_the_main_function() -> None:
+    def main(count: int, name: str = "a", *, dry_run: bool = False, rate: float = 1) -> None: ...
+
+    words = ["--count", "3", "--name=b c", "--dry-run"]
+    assert read_words(main, words) == {"count": 3, "name": "b c", "dry_run": True}
+    assert read_words(main, ["--count=1", "--no-dry-run"]) == {"count": 1, "dry_run": False}
+    for words, message in (
+        ([], "needs --count"),
+        (["--count", "x"], "not of type int"),
+        (["--cuont", "1"], "no option"),
+        (["--count"], "needs a value"),
+    ):
+        with pytest.raises(CommandFailure, match=message):
+            read_words(main, words)
