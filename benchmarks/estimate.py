@@ -7,7 +7,7 @@ estimated with their GPU left out.
 Prints the bars first. Reads ../shared/data/performance (or CAVVY_DATA). `--bars` prints only the
 bars, `--fit` the constants of the host that all measured steps give (`HOST_US`), `--unseen` only
 the models that were measured after the formulas were written, and `--write` updates
-docs/reference/estimate.md.
+docs/measured/estimate.md.
 """
 
 import argparse
@@ -61,7 +61,7 @@ from cavvy.planner.estimate.roofline import (
 from cavvy.planner.estimate.table import estimate_memory, find_spread
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "digits" / "train.py"
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "estimate.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "measured" / "estimate.md"
 
 
 def check_unseen(say: Callable[[str], None]) -> None:

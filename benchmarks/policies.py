@@ -1,5 +1,5 @@
 """Runs every spot policy over the public traces, stores each run, and writes
-docs/reference/policies.md with its plots.
+docs/measured/policies.md with its plots.
 
     python benchmarks/policies.py    # run all (about 15 minutes of CPU), then write the page
     python benchmarks/policies.py serving    # run these again: single, several, held-out, serving,

@@ -1,4 +1,4 @@
-"""Makes docs/reference/policies.md and its plots from the runs that `policies.py` stored."""
+"""Makes docs/measured/policies.md and its plots from the runs that `policies.py` stored."""
 
 import csv
 import gzip
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import sqrt
 from pathlib import Path
 
-_PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "policies.md"
+_PAGE = Path(__file__).resolve().parents[1] / "docs" / "measured" / "policies.md"
 _RESULTS = Path(__file__).resolve().parent / "results"
 _Row = Mapping[str, str]
 _Rows = Sequence[_Row]

@@ -76,7 +76,7 @@ def main() -> int:
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="for docs/reference/policies.md, which policies.py makes",
+        help="for docs/measured/policies.md, which policies.py makes",
     )
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     arguments = parser.parse_args()

@@ -26,7 +26,7 @@ def play(number: int) -> tuple[int, str, Counter[str]]:
 
 
 def keep_result(count: int, wrong: int, totals: Counter[str]) -> None:
-    """Store the result as a row for docs/reference/policies.md."""
+    """Store the result as a row for docs/measured/policies.md."""
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
     from policies_page import keep
 
@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument(
         "--keep",
         action="store_true",
-        help="for docs/reference/policies.md, which policies.py makes",
+        help="for docs/measured/policies.md, which policies.py makes",
     )
     given = parser.parse_args()
     totals: Counter[str] = Counter()

@@ -217,7 +217,7 @@ def _link(text: str) -> float:
 
 # The spread of rates that are derived from one measurement, as natural logarithms: for another
 # device, and for each factor of e between the two counts. `benchmarks/estimate.py` shows that 80 %
-# of the measurements in public tables are within this spread (docs/reference/estimate.md).
+# of the measurements in public tables are within this spread (docs/measured/estimate.md).
 _OTHER_DEVICE = 0.4
 _OTHER_COUNT = 0.3
 

@@ -465,7 +465,7 @@ def test_estimate_says_what_is_wrong(arguments: list[str], says: str) -> None:
 
 
 def test_the_range_is_that_of_the_page() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "reference" / "estimate.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "measured" / "estimate.md").read_text()
     found = re.search(r"nine of ten errors are at most (\S+) times", " ".join(page.split()))
     assert found is not None
     assert 0.85 <= float(found[1]) <= 1.0

@@ -92,7 +92,7 @@ def test_a_step_measured_on_one_accelerator_predicts_it_on_another(steps: list[S
 
 def test_the_cheapest_of_five_accelerators_is_found() -> None:
     """With prices that are in proportion to those of whole systems. The choice among today's offers
-    is worse (docs/reference/estimate.md): the prices of a consumer card and of the data center's
+    is worse (docs/measured/estimate.md): the prices of a consumer card and of the data center's
     differ by less than the errors.
     """
     found = bench.check_cheapest(lambda line: None)

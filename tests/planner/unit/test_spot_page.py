@@ -1,4 +1,4 @@
-"""docs/reference/policies.md says what the kept runs say, and the runs keep the bars."""
+"""docs/measured/policies.md says what the kept runs say, and the runs keep the bars."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_page_is_made_of_the_runs() -> None:
-    page = (ROOT / "docs" / "reference" / "policies.md").read_text("utf-8")
+    page = (ROOT / "docs" / "measured" / "policies.md").read_text("utf-8")
     assert page == make_text(read_results()), "run: python benchmarks/policies.py --page"
 
 

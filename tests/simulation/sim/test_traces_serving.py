@@ -145,7 +145,7 @@ def test_spothedge_comes_out_again_and_ours_costs_less(name: str) -> None:
     assert cost == pytest.approx(published[0], abs=5)
     assert availability == pytest.approx(published[1], abs=1.2)
     ours, kept = mean(name, SteadyPlacement, 20)
-    # the bars are for many windows, in docs/reference/policies.md: twenty scatter by about a point
+    # the bars are for many windows, in docs/measured/policies.md: twenty scatter by about a point
     assert ours < min(cost - 2, bar[0] + 1)
     assert kept > bar[1] - 0.3
 

@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 # PyTorch's allocator returns blocks that are up to 1 MiB larger than requested
 # (c10/cuda/CUDACachingAllocator.cpp), and cuBLAS keeps 32 MiB per handle on Hopper. Together, these
-# were measured at 0.1 to 0.4 GiB in steps of 2 to 46 GiB (docs/reference/estimate.md).
+# were measured at 0.1 to 0.4 GiB in steps of 2 to 46 GiB (docs/measured/estimate.md).
 ROUNDING = 1.01
 WORKSPACE_MIB = 64
 
@@ -39,7 +39,7 @@ KEPT_COMPILED = 0.15
 # A trace simulates these gaps (its file `allocator.py`). Added are a part of the largest tensor,
 # for which another order of requests may leave no block, this share of the memory in use, and
 # CONTEXT_MIB for the driver's context and loaded kernels. The values were chosen such that each
-# measured step needs at least 3 % less (docs/reference/estimate.md), whether its profile was scaled
+# measured step needs at least 3 % less (docs/measured/estimate.md), whether its profile was scaled
 # to the batch or traced with it. Convolutions also work in memory that no trace sees, whose size is
 # the library's choice: for a step with convolutions, more of the largest tensor is added.
 GAPS = 0.07
@@ -293,13 +293,13 @@ _MATTERS = 0.05
 # Nine of ten logarithms of measured / estimated times are at most this, by the distance of the
 # step's kernels from measured ones: so much at no distance, and so much more for each unit.
 # `benchmarks/estimate.py` finds them on all measured steps, and tests such ranges on families of
-# models whose steps are left out (docs/reference/estimate.md).
+# models whose steps are left out (docs/measured/estimate.md).
 NEAR, FURTHER = 0.08, 0.08
 # the same, added for an accelerator whose kernels were not measured (from the steps on an A100 and
 # an RTX 3090), and for one whose share of the peak is unknown (assumed)
 ELSEWHERE, UNRATED = 0.08, 0.20
 # Nine of ten steps take at most this many times as long as an estimate that a rate measured on
-# another accelerator corrected (docs/reference/estimate.md).
+# another accelerator corrected (docs/measured/estimate.md).
 CARRIED = 1.19
 UNMEASURED = 0.25  # the same, added for work that no measured step has (assumed)
 
