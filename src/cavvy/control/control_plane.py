@@ -54,6 +54,7 @@ from cavvy.control.retention import FIRST, RETENTION, Retention
 from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.share import RECHECK, WorkShare, bound_wait, changed_ids
 from cavvy.control.start_estimator import StartEstimator
+from cavvy.control.sweep_keeper import SweepKeeper
 from cavvy.control.warm_pool import MachinePool, WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
 from cavvy.control.worklist import QUEUE, SeparateDrivers
@@ -226,6 +227,11 @@ class ControlPlane:
         """The reconciler that knows the devices at the edge, or None if no capability does."""
         return next((each for each in self._own if isinstance(each, DeviceKeeper)), None)
 
+    @property
+    def sweeps(self) -> SweepKeeper | None:
+        """The reconciler that knows how sweeps go on, or None if no capability does."""
+        return next((each for each in self._own if isinstance(each, SweepKeeper)), None)
+
     def _find_owner(self, key: str) -> OwnReconciler | None:
         return next((each for each in self._own if each.owns(key)), None)
 
@@ -344,6 +350,7 @@ class ControlPlane:
             notice=lambda attempt: self.pool.notice(attempt.offer.account),
             accelerators=lambda job, attempt: attempt.offer.accelerator_count,
             read_blob=dependencies.read_blob,
+            sweeps=lambda: self.sweeps,
             traced=dependencies.traced,
         )
         return AgentSessions(self._store, self._clock, self.hint, agent_dependencies)

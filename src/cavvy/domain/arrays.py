@@ -36,17 +36,6 @@ class StoredArray(Struct, frozen=True, kw_only=True):
     started: bool | None = None
 
 
-class RungValue(Struct, frozen=True, kw_only=True):
-    """The value that a member had reported when it reached a rung, which is a number of steps at
-    which members are compared. `stopped` is set if the member was stopped there."""
-
-    array_id: str
-    job_id: str
-    rung: int
-    value: float
-    stopped: bool
-
-
 def name_member(array: str, index: int) -> str:
     """Return the name of a member's job. Names of other jobs contain no dot, except those of
     replicas."""

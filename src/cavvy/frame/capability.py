@@ -76,6 +76,7 @@ class OwnTables(NamedTuple):
     of_projects: tuple[str, ...] = ()
     # those whose rows belong to an attempt (column `attempt_id`), and are removed with its job
     of_attempts: tuple[str, ...] = ()
+    of_jobs: tuple[str, ...] = ()  # those whose rows belong to a job (column `job_id`), likewise
     snapshots: tuple[str, ...] = ()  # those whose column `snapshot` names files to keep
     sealed: tuple[str, ...] = ()  # those with values that the key of secrets encrypts
     # the class that lists these values and encrypts them again (`store.rotation.SealedValues`)

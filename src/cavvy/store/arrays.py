@@ -10,7 +10,7 @@ from datetime import datetime
 
 from cavvy.domain.arrays import StoredArray, name_member
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import JobRecord
+from cavvy.domain.jobs import JobRecord, StopCause
 from cavvy.domain.values import Struct, field, replace
 from cavvy.store.accounts import check_open, in_projects
 from cavvy.store.base import (
@@ -76,12 +76,11 @@ _LIST = (
     "GROUP BY a.id, j.phase ORDER BY a.id DESC"
 )
 _MEMBERS = f"{SUMMARIES.select} WHERE array_id = ? ORDER BY member, id"
-_INDICES = "SELECT id, member FROM jobs WHERE array_id = ?"
+_BESIDE = "SELECT id, member, rest FROM jobs WHERE array_id = ?"
 _PROGRESS = (
     "SELECT j.id, n.document FROM jobs j JOIN attempts a ON a.job_id = j.id AND "
     "a.number = j.attempt JOIN nodes n ON n.attempt_id = a.id WHERE j.array_id = ? AND n.rank = 0"
 )
-_EARLY = "SELECT job_id FROM rung_values WHERE array_id = ? AND stopped"
 _HOLDS = (
     "SELECT 1 FROM jobs j JOIN attempts a ON a.job_id = j.id "
     "WHERE j.array_id = ? AND a.phase <> 'ended' LIMIT 1"
@@ -152,21 +151,6 @@ class SqlArrays:
         found = {job_id: decode_rest(rest).get("point") for job_id, rest in rows}
         return {job_id: point for job_id, point in found.items() if point is not None}
 
-    async def count_rungs(self, job_id: str) -> int:
-        """Return how many rungs a job of a sweep has reached, see `RungValue`."""
-        sql = "SELECT COUNT(*) FROM rung_values WHERE job_id = ?"
-        rows = await self._read(lambda session: session.run(sql, (job_id,)).fetchall())
-        return int(rows[0][0])
-
-    async def list_rungs(self, array_id: str) -> dict[str, dict[int, float]]:
-        """Return the values of each job at each rung that it has reached."""
-        sql = "SELECT job_id, rung, value FROM rung_values WHERE array_id = ?"
-        rows = await self._read(lambda session: session.run(sql, (array_id,)).fetchall())
-        found: dict[str, dict[int, float]] = {}
-        for job_id, rung, value in rows:
-            found.setdefault(job_id, {})[rung] = value
-        return found
-
     async def start(self, group_id: str, now: datetime) -> None:
         """Record that the jobs of a group have started together."""
         await self._mark(group_id, to_micros(now), "started = 0")
@@ -202,16 +186,21 @@ class SqlArrays:
 
         def read(session: DatabaseSession) -> Sequence[ArrayMember]:
             found = [SUMMARIES.make(row) for row in session.run(_MEMBERS, (array_id,)).fetchall()]
-            stored: dict[str, int | None] = dict(session.run(_INDICES, (array_id,)).fetchall())
+            beside = session.run(_BESIDE, (array_id,)).fetchall()
+            stored: dict[str, int | None] = {job_id: index for job_id, index, _ in beside}
             indices = {
                 job.id: place if (index := stored[job.id]) is None else index
                 for place, job in enumerate(found)
+            }
+            early = {
+                job_id
+                for job_id, _, rest in beside
+                if decode_rest(rest).get("stop_cause") == StopCause.EARLY
             }
             reported = {
                 job_id: decode_node(document).progress
                 for job_id, document in session.run(_PROGRESS, (array_id,)).fetchall()
             }
-            early = {row[0] for row in session.run(_EARLY, (array_id,)).fetchall()}
             return [
                 ArrayMember(
                     index=indices[job.id],

@@ -18,9 +18,9 @@ Errors:
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from typing import NamedTuple
 
 from cavvy.domain.allocations import Allocation
-from cavvy.domain.arrays import RungValue
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.figures import FigureBlock, StepValues
 from cavvy.domain.jobs import FAR, Attempt, JobPhase, JobRecord, Node
@@ -110,6 +110,13 @@ class KeyUnusable(StoreUnusable):
     """
 
 
+class OwnWrite(NamedTuple):
+    """A statement that writes to a table of a capability."""
+
+    sql: str
+    values: Sequence[object]
+
+
 class AtomicWrite(Struct, frozen=True, kw_only=True):
     """Rows that are written together or not at all. Each row has the version that it had when it
     was read, or 0 if the row is new.
@@ -120,11 +127,11 @@ class AtomicWrite(Struct, frozen=True, kw_only=True):
     exist.
 
     Rows are written in this order: `release`, jobs, attempts, nodes, machines, charges, events,
-    observations, rungs, figures, allocations. If an attempt renames its gang, a later attempt in
-    this write can use the gang's old name. `release` names gangs whose allocations are removed.
-    `charges` contains all charges so far of each listed node; these charges replace the node's
-    stored charges. Allocations are checked in the same transaction against their host and the
-    host's other allocations.
+    observations, own (of capabilities), figures, allocations. If an attempt renames its gang, a
+    later attempt in this write can use the gang's old name. `release` names gangs whose allocations
+    are removed. `charges` contains all charges so far of each listed node; these charges replace
+    the node's stored charges. Allocations are checked in the same transaction against their host
+    and the host's other allocations.
     """
 
     jobs: Sequence[JobRecord] = ()
@@ -136,7 +143,7 @@ class AtomicWrite(Struct, frozen=True, kw_only=True):
     release: Sequence[str] = ()
     observations: Sequence[Observation] = ()
     machines: Sequence[NamedMachine] = ()
-    rungs: Sequence[RungValue] = ()
+    own: Sequence[OwnWrite] = ()
     figures: Sequence[FigureBlock] = ()  # of one minute each
     steps: Sequence[StepValues] = ()  # for capabilities, which listen to them
 

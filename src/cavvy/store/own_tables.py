@@ -64,6 +64,11 @@ def list_tables_of_attempts() -> Sequence[str]:
     return [name for each in list_own_migrations() for name in each.tables.of_attempts]
 
 
+def list_tables_of_jobs() -> Sequence[str]:
+    """Return the capabilities' tables whose rows are removed with their job."""
+    return [name for each in list_own_migrations() for name in each.tables.of_jobs]
+
+
 def list_tables_with_snapshots() -> Sequence[str]:
     """Return the capabilities' tables whose column `snapshot` names files to keep."""
     return [name for each in list_own_migrations() for name in each.tables.snapshots]

@@ -10,7 +10,7 @@ from types import MappingProxyType, NoneType
 from typing import Any, Generic, TypeVar, cast, get_args, get_type_hints
 
 from cavvy.domain.allocations import Allocation, Host
-from cavvy.domain.arrays import RungValue, make_member
+from cavvy.domain.arrays import make_member
 from cavvy.domain.checkpoints import SavedCheckpoint
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.jobs import FAR, Attempt, JobRecord, Node, RunOrigin
@@ -184,7 +184,6 @@ TALLIES = RowCodec(
     },
 )
 HOSTS = RowCodec(Host, "hosts", only=("name", "cpus", "memory_mib", "devices"), key=("name",))
-RUNGS = RowCodec(RungValue, "rung_values")
 ALLOCATIONS = RowCodec(Allocation, "allocations")
 RECIPES = RowCodec(Recipe, "recipes", key=("project", "name"))
 SECRETS = RowCodec(SealedSecret, "secrets", key=("project", "name"))

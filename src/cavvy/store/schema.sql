@@ -92,17 +92,6 @@ CREATE TABLE job_dependencies (
 );
 CREATE INDEX job_dependencies_job ON job_dependencies (job_id);
 
--- What jobs of a sweep had reported at the steps at which they are compared.
-CREATE TABLE rung_values (
-    array_id {id} NOT NULL,
-    job_id {id} NOT NULL,
-    rung BIGINT NOT NULL,
-    value DOUBLE PRECISION NOT NULL,
-    stopped BOOLEAN NOT NULL,  -- whether the job was stopped there
-    PRIMARY KEY (job_id, rung)
-);
-CREATE INDEX rung_values_array ON rung_values (array_id);
-
 -- Separate from jobs, so that a change of phase does not write the task and its diff again.
 CREATE TABLE documents (
     job_id {id} NOT NULL,

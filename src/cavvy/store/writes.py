@@ -45,7 +45,7 @@ from cavvy.store.drivers import DatabaseSession
 from cavvy.store.figures import write_figures
 from cavvy.store.ledger import find_posted, post_bill
 from cavvy.store.maintenance import CLOSED
-from cavvy.store.own_tables import list_tables_of_attempts
+from cavvy.store.own_tables import list_tables_of_attempts, list_tables_of_jobs
 from cavvy.store.rows import (
     ALLOCATIONS,
     CHARGES,
@@ -54,7 +54,6 @@ from cavvy.store.rows import (
     HOSTS,
     JOB_COLUMNS,
     OBSERVATIONS,
-    RUNGS,
     DocumentCache,
     insert_all_into,
     insert_into,
@@ -73,7 +72,6 @@ _NEXT_NUMBER = (
 )
 _CHARGED = f"{CHARGES.select} WHERE attempt_id = ? AND rank = ?"
 _DELETE_CHARGE = "DELETE FROM charges WHERE attempt_id = ? AND rank = ? AND kind = ? AND since = ?"
-_INSERT_RUNG = f"{RUNGS.insert} ON CONFLICT DO NOTHING"
 # The lock is taken before the row gets its ID, because the row is made from the lock's.
 _INSERT_LOCKED_EVENT = (
     "WITH locked AS MATERIALIZED (SELECT pg_advisory_xact_lock(hashtextextended(?, 0))) "
@@ -118,8 +116,8 @@ def write_changes(
         _write_events(session, changes.events)
     for seen in changes.observations:
         session.run_later(OBSERVATIONS.insert, OBSERVATIONS.values(storable_observation(seen)))
-    for rung in changes.rungs:
-        session.run_later(_INSERT_RUNG, RUNGS.values(rung))
+    for own in changes.own:
+        session.run_later(own.sql, own.values)
     if changes.figures:
         write_figures(session, changes.figures)
     tell(session, changes.steps)
@@ -185,7 +183,7 @@ def remove_job(session: DatabaseSession, job: JobRecord) -> None:
     attempts = "SELECT id FROM attempts WHERE job_id = ?"
     for table in ("nodes", "figures", *list_tables_of_attempts()):
         session.run(f"DELETE FROM {table} WHERE attempt_id IN ({attempts})", (job.id,))
-    for table in ("events", "checkpoints", "documents", "rung_values"):
+    for table in ("events", "checkpoints", "documents", *list_tables_of_jobs()):
         session.run(f"DELETE FROM {table} WHERE job_id = ?", (job.id,))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.contract.store_suite import NOW, after, make_attempt, make_event, make_job, submit
 
-from cavvy.domain.arrays import RungValue, StoredArray
+from cavvy.domain.arrays import StoredArray
 from cavvy.domain.jobs import AttemptPhase, JobPhase, JobRecord, RunOrigin
 from cavvy.domain.tasks import IndexRange, JobGroup, SweptParam, TaskSpec
 from cavvy.domain.values import replace
@@ -238,23 +238,3 @@ async def test_the_jobs_of_a_group_have_tasks_of_their_own(store: Store) -> None
         await store.submit(late.job, late.event)
     await store.submit(replace(late.job, array_id="g0"), late.event)
     assert (await store.arrays.find("p", "rl")).counts == {"queued": 3}
-
-
-async def test_what_members_reported_goes_with_them(store: Store) -> None:
-    await Spec().submit(store)
-
-    def make(index: int, rung: int, value: float, stopped: bool = False) -> RungValue:
-        job_id = f"a0-0000{index}"
-        return RungValue(array_id="a0", job_id=job_id, rung=rung, value=value, stopped=stopped)
-
-    rungs = [make(0, 0, 0.5), make(0, 1, 1e300), make(1, 0, -0.25, stopped=True)]
-    await store.commit(AtomicWrite(rungs=rungs))
-    await store.commit(AtomicWrite(rungs=[make(0, 0, 9.0)]))  # a repeated report changes nothing
-    assert [await store.arrays.count_rungs(f"a0-0000{index}") for index in range(3)] == [2, 1, 0]
-    values = {"a0-00000": {0: 0.5, 1: 1e300}, "a0-00001": {0: -0.25}}
-    assert await store.arrays.list_rungs("a0") == values
-    assert [each.early for each in await store.arrays.members("a0")] == [False, True, False]
-    job = await store.job("a0-00001")
-    await store.commit(AtomicWrite(jobs=[replace(job, phase=JobPhase.DONE)]))
-    await store.remove_job(await store.job("a0-00001"))
-    assert await store.arrays.list_rungs("a0") == {"a0-00000": values["a0-00000"]}

@@ -33,6 +33,7 @@ ADOPTED = {
     *("notice_targets", "notices"),
     *("edge_invitations", "edge_devices", "edge_samples", "edge_sites", "edge_settings"),
     *("models", "model_repositories", "rollouts"),
+    *("rung_values",),
 }
 
 

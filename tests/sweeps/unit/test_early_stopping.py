@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -11,18 +12,19 @@ from hypothesis import strategies as st
 from tests.records import make_attempt_record, make_job_record
 from tests.sim.sim.test_sim_scenarios import CHEAP
 
-from cavvy.api.errors import ApiProblem
-from cavvy.api.routes import submission
-from cavvy.cli.reach.arrays import exit_code_of, say_saved
-from cavvy.client.array_wire import ArrayMemberView
-from cavvy.control.decide.job import JobSnapshot, decide_job
-from cavvy.control.sweeps import (
+from cavvy.capabilities.sweeps import keeper
+from cavvy.capabilities.sweeps.early import (
     EarlyStopper,
     RungReport,
     RungVerdict,
     find_step,
     judge_by_halving,
 )
+from cavvy.capabilities.sweeps.keeper import SweepsOfStore
+from cavvy.capabilities.sweeps.rungs import StoredRungs
+from cavvy.cli.reach.arrays import exit_code_of, say_saved
+from cavvy.client.array_wire import ArrayMemberView
+from cavvy.control.decide.job import JobSnapshot, decide_job
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, StopCause
 from cavvy.domain.tasks import EarlyStop, SweepSearch, SweptParam, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
@@ -64,11 +66,11 @@ class Sweep:
 
     async def _report(self, name: str, progress: Mapping[str, float | str]) -> str:
         rungs, stop = await self.stopper.check(make_job(name, self.rule), progress, NOW)
-        await self.store.commit(AtomicWrite(rungs=rungs))
+        await self.store.commit(AtomicWrite(own=rungs))
         return "" if stop.job is None else stop.job.reason
 
     def rungs(self) -> dict[str, dict[int, float]]:
-        return asyncio.run(self.store.arrays.list_rungs("a"))
+        return asyncio.run(StoredRungs(*self.store.database).list_of_array("a"))
 
 
 def test_a_job_is_judged_only_when_it_reaches_a_rung() -> None:
@@ -173,14 +175,16 @@ def test_the_saved_cost_is_told() -> None:
 
 def test_a_server_without_optuna_stops_jobs_early(monkeypatch: pytest.MonkeyPatch) -> None:
     task = TaskSpec(name="tune", run="x", sweep=SWEEP, stop_early=RULE)
-    monkeypatch.setattr(submission, "find_spec", lambda name: None)
+    monkeypatch.setattr(keeper, "find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    submission.check_tuning(task)
+    object_to = partial(SweepsOfStore.find_objection, None)  # type: ignore[arg-type]  # unused
+    assert object_to(task) is None
     sweep = Sweep(None)
     assert sweep.report("a", loss=0.5, step=2) == ""
     assert "stopped early" in sweep.report("b", loss=0.7, step=2)
-    with pytest.raises(ApiProblem, match="the server has no Optuna"):
-        submission.check_tuning(replace(task, search=SweepSearch(metric="loss")))
+    message, hint = object_to(replace(task, search=SweepSearch(metric="loss"))) or ("", "")
+    assert "the server has no Optuna" in message
+    assert "optuna" in hint
 
 
 def ask_optuna(

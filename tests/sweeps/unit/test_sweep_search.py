@@ -12,16 +12,16 @@ from tests.records import FIXED, make_attempt_record, make_job_record
 from tests.sweeps.unit.test_early_stopping import NOW
 from tests.waits import PATIENCE_S
 
-from cavvy.cli.main import cli
-from cavvy.control.sweeps import (
+from cavvy.capabilities.sweeps.choices import (
     SweepSearcher,
     TriedPoint,
     choose_by_optuna,
     choose_untried,
 )
-from cavvy.domain.arrays import RungValue, choose_values, count_members, make_member
+from cavvy.cli.main import cli
+from cavvy.domain.arrays import choose_values, count_members, make_member
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import JobPhase, JobRecord, Node
+from cavvy.domain.jobs import JobPhase, JobRecord, Node, StopCause
 from cavvy.domain.tasks import SweepSearch, SweptParam, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.spec import SpecError
@@ -182,11 +182,11 @@ def test_only_jobs_that_are_done_or_were_stopped_early_have_results() -> None:
                 NOW, FIXED, id=f"{job_id}-1", job_id=job_id, gang=f"g-{job_id}"
             )
             node = Node(attempt_id=attempt.id, rank=0, project="p", progress={"loss": 0.5})
-            rung = RungValue(array_id="js", job_id=job_id, rung=1, value=0.5, stopped=True)
-            for changed in (job, replace(job, phase=phase, version=job.version + 1)):
+            cause = StopCause.EARLY if early and phase is JobPhase.STOPPED else None
+            ended = replace(job, phase=phase, stop_cause=cause, version=job.version + 1)
+            for changed in (job, ended):
                 await sweep.store.commit(AtomicWrite(jobs=[changed]))
-            stopped = [rung] if early and phase is JobPhase.STOPPED else []
-            await sweep.store.commit(AtomicWrite(attempts=[attempt], nodes=[node], rungs=stopped))
+            await sweep.store.commit(AtomicWrite(attempts=[attempt], nodes=[node]))
         return [each.value for each in await sweep.searcher._list_tried("js", "loss")]
 
     assert asyncio.run(end(Sweep(), early=False)) == [0.5, None, None]

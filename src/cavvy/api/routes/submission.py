@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
-from importlib.util import find_spec
 
 import msgspec
 
@@ -37,6 +36,7 @@ from cavvy.control.job_service import TaskSubmission
 from cavvy.control.machine_service import MachineUnfit
 from cavvy.control.parts import NO_DEVICES
 from cavvy.control.share import WorkShare
+from cavvy.control.sweep_keeper import NO_SWEEPS
 from cavvy.costs.extras import expect_extras
 from cavvy.domain.accounts import INSTALLATION
 from cavvy.domain.arrays import StoredArray, count_members, find_phase, is_array
@@ -56,7 +56,6 @@ from cavvy.domain.units import (
     format_usd,
 )
 from cavvy.domain.values import Struct, replace
-from cavvy.packages import extra_command
 from cavvy.planner.candidates import (
     Candidates,
     merge_candidates,
@@ -366,7 +365,7 @@ async def _read_graph(
 async def check_parts(app_state: AppState, task: TaskSpec, origin: RunOrigin) -> None:
     """Raise ApiProblem if a secret or a file of the task is missing, or what the server needs for
     it."""
-    check_tuning(task)
+    check_sweep(app_state, task)
     await check_secrets(app_state, task)
     await check_snapshot(app_state, task.project, origin.snapshot)
     await check_residency(app_state, task, origin.snapshot, origin.rerun_of)
@@ -412,7 +411,7 @@ async def check_submission(
     await app_state.store.archive.check(project)
     await check_after(app_state, task)
     task, _ = await join_group(app_state, task)
-    check_tuning(task)
+    check_sweep(app_state, task)
     await check_secrets(app_state, task)
     app_state.control_plane.jobs.check_times(task)
     placed = await place_buckets(app_state, await measure_inputs(app_state, task))
@@ -841,14 +840,20 @@ async def _check_earlier(app_state: AppState, task: TaskSpec, name: str) -> None
         )
 
 
-def check_tuning(task: TaskSpec) -> None:
-    """Raise ApiProblem if the server cannot decide which values the jobs of the sweep get."""
-    if task.search is not None and find_spec("optuna") is None:
+def check_sweep(app_state: AppState, task: TaskSpec) -> None:
+    """Raise ApiProblem if the server cannot decide which values the jobs of the sweep get, or when
+    they are stopped early."""
+    if task.search is None and task.stop_early is None:
+        return
+    sweeps = app_state.control_plane.sweeps
+    if sweeps is None:
         raise ApiProblem(
             "invalid-task",
-            "search: the server has no Optuna, which decides which values jobs get",
-            f"install it on the server: {extra_command('tuning')}",
+            f"`{'best' if task.search else 'stop_early'}`: {NO_SWEEPS}",
+            "an admin installs the capability sweeps, and restarts the server; or remove the field",
         )
+    if objection := sweeps.find_objection(task):
+        raise ApiProblem("invalid-task", *objection)
 
 
 async def check_secrets(app_state: AppState, task: TaskSpec) -> None:

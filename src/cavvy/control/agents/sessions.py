@@ -28,11 +28,10 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bills import paid_time
 from cavvy.control.decide.groups import AT_WORK, is_assembled, list_variables
 from cavvy.control.decide.job import MARGIN, cap_of
-from cavvy.control.decide.rows import RowChanges, make_attempt_event
+from cavvy.control.decide.rows import RowChanges, make_attempt_event, make_event
 from cavvy.control.decide.warm_pool import FAREWELL, waits_on
-from cavvy.control.sweeps import EarlyStopper, Judge, SweepSearcher
+from cavvy.control.sweep_keeper import SweepKeeper
 from cavvy.control.unit_of_work import GangReads, GangWrites
-from cavvy.domain.arrays import RungValue
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import GOING, Attempt, JobRecord, Node, NodePhase, Order, attempt_id
 from cavvy.domain.messages import (
@@ -49,7 +48,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, Money, format_duration
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.risk import CheckpointInterval, fit_notice, is_news
-from cavvy.store.base import AtomicWrite, HashMismatch, RowNotFound, StaleVersion
+from cavvy.store.base import AtomicWrite, HashMismatch, OwnWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
 # the answer while agents of other ranks are missing: the agent repeats its claim
@@ -109,7 +108,8 @@ class AgentDependencies(Struct, frozen=True, kw_only=True):
         None
     )  # the provider's notice before it reclaims a node
     read_blob: ReadBlob | None = None  # None if this server has no frozen folders
-    judge: Judge | None = None  # of reports in sweeps; None for successive halving
+    # what chooses values and judges reports of sweeps; None if no capability does
+    sweeps: Callable[[], SweepKeeper | None] = lambda: None
     traced: bool = False  # whether the server sends traces, so that work learns its span
 
 
@@ -134,8 +134,6 @@ class AgentSessions:
         self._clock = clock
         self._hint = hint
         self._dependencies = agent_dependencies
-        self._early = EarlyStopper(store, agent_dependencies.judge)
-        self._search = SweepSearcher(store)
         self._secrets = WorkSecrets(store, clock, agent_dependencies.open_secrets)
         self.memory = AgentMemory()
         # tells the other servers that the waiting order requests of a gang must be answered
@@ -334,7 +332,7 @@ class AgentSessions:
         if node.claim is None:
             if job.stop_reason is not None:
                 return ClaimRefused(reason=f"the job is being stopped: {job.stop_reason}")
-            job = await self._search.settle(job, now)
+            job = await self._choose_values(job, now)
             unknown = await self._unknown(job, attempt, nodes, protocol)
             if unknown:
                 return await self._turn_away(
@@ -535,10 +533,11 @@ class AgentSessions:
             await self._price_sent(report)
         if report.node.last_seq > node.last_seq:
             attempts = [report.attempt] if report.attempt is not attempt else []
-            rungs: Sequence[RungValue] = ()
-            stop = RowChanges()
-            if job.task.stop_early is not None and rank == 0 and attempt.number == job.attempt:
-                rungs, stop = await self._early.check(job, report.node.progress, now)
+            own: Sequence[OwnWrite] = ()
+            stop, sweeps = RowChanges(), self._dependencies.sweeps()
+            judged = job.task.stop_early is not None and rank == 0
+            if sweeps is not None and judged and attempt.number == job.attempt:
+                own, stop = await sweeps.check(job, report.node.progress, now)
             await self._writes.commit(
                 gang,
                 AtomicWrite(
@@ -546,7 +545,7 @@ class AgentSessions:
                     attempts=attempts,
                     nodes=[report.node],
                     events=[*report.events, *stop.events],
-                    rungs=rungs,
+                    own=own,
                     figures=report.figures,
                     steps=report.steps,
                 ),
@@ -557,6 +556,19 @@ class AgentSessions:
         return MessagesStored(
             seq=report.node.last_seq, lease=self._lease(job, attempt), every=every
         )
+
+    async def _choose_values(self, job: JobRecord, now: datetime) -> JobRecord:
+        """Return the job with its values, which a search chooses when it first starts. Raises
+        StaleVersion, RowNotFound."""
+        if job.task.search is None or job.member is None or job.point is not None:
+            return job
+        sweeps = self._dependencies.sweeps()
+        if sweeps is not None:
+            return await sweeps.settle(job, now)
+        chosen = replace(job, point=job.member)  # what searches was taken out; its jobs must go on
+        event = make_event(job, now, "chosen", "in order, because this server cannot search")
+        await self._store.commit(AtomicWrite(jobs=[chosen], events=[event]))
+        return await self._store.job(job.id)
 
     def _warn_of_size(self, report: ReportOutcome, before: Attempt) -> None:
         """Report that the provider's notice is too short to save a checkpoint of the measured size.

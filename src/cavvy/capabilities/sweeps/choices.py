@@ -1,26 +1,23 @@
-"""Chooses the values of a job of a sweep when it starts, from the results of the jobs before it,
-and stops jobs early that fall behind, by asynchronous successive halving (ASHA).
+"""Chooses the values of a job of a sweep when it starts, from the results of the jobs before it.
 
-Sources: Bergstra et al., Algorithms for Hyper-Parameter Optimization (NeurIPS 2011); Li et al., A
-System for Massively Parallel Hyperparameter Tuning (MLSys 2020). Optuna's TPESampler chooses; jobs
-that still run count as bad results ("constant liar"), so that jobs that start together get
-different values.
+Source: Bergstra et al., Algorithms for Hyper-Parameter Optimization (NeurIPS 2011). Optuna's
+TPESampler chooses; jobs that still run count as bad results ("constant liar"), so that jobs that
+start together get different values.
 """
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from datetime import datetime
 from itertools import count
-from math import isfinite
 from threading import Lock
 from weakref import WeakValueDictionary
 
-from cavvy.control.decide.rows import RowChanges, make_event
-from cavvy.control.decide.transitions import turn_job
-from cavvy.domain.arrays import RungValue, choose_values, count_combinations
-from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord, StopCause
-from cavvy.domain.tasks import EarlyStop, SweptParam, TaskSpec
+from cavvy.capabilities.sweeps.rungs import read_number
+from cavvy.control.decide.rows import make_event
+from cavvy.domain.arrays import choose_values, count_combinations
+from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
+from cavvy.domain.tasks import SweptParam, TaskSpec
 from cavvy.domain.units import format_count
 from cavvy.domain.values import Struct, replace
 from cavvy.packages import extra_command
@@ -92,7 +89,7 @@ class SweepSearcher:
         return [
             TriedPoint(
                 point=points[each.job.id],
-                value=_read_number(each.progress.get(metric)) if counts else None,
+                value=read_number(each.progress.get(metric)) if counts else None,
                 ended=each.job.phase in JOB_ENDS,
             )
             for each in await self._store.arrays.members(array_id)
@@ -177,113 +174,3 @@ def _order(param: SweptParam) -> Sequence[int] | None:
     if not are_numbers or len(values) < _LEAST_ORDERED:
         return None if len(values) <= _MOST_UNORDERED else range(len(values))
     return sorted(range(len(values)), key=lambda at: values[at])
-
-
-# The names under which programs report their steps, if the task names none.
-_STEPS = ("done", "step", "steps", "epoch", "epochs")
-_MOST_STEPS = 10**15  # more steps count as this many: each power of `reduction` is a row
-
-Progress = Mapping[str, float | str]
-
-
-class RungReport(Struct, frozen=True, kw_only=True):
-    """What a job has reported: its step, and the value of the metric. `passed` is the number of the
-    rungs that it has passed before."""
-
-    step: int
-    value: float
-    passed: int
-
-
-class RungVerdict(Struct, frozen=True, kw_only=True):
-    """How many further rungs a job has reached, and whether it stops at the last of them."""
-
-    reached: int
-    stops: bool
-
-
-# Judges a report by the values of the other jobs at each rung.
-Judge = Callable[[EarlyStop, RungReport, Sequence[Mapping[int, float]]], RungVerdict]
-
-
-class EarlyStopper:
-    """Decides whether a job that reports its metric goes on."""
-
-    def __init__(self, store: Store, judge: Judge | None = None) -> None:
-        self._store = store
-        self._judge = judge or judge_by_halving
-
-    async def check(
-        self, job: JobRecord, progress: Progress, now: datetime
-    ) -> tuple[Sequence[RungValue], RowChanges]:
-        """Return the rungs that the job has newly reached, and its end if it stops there. Both are
-        to be written together, so that a crash between them loses no decision."""
-        rule, array_id = job.task.stop_early, job.array_id
-        if rule is None or array_id is None or job.phase is not JobPhase.RUNNING:
-            return (), RowChanges()
-        step, value = find_step(progress, rule), _read_number(progress.get(rule.metric))
-        if job.stop_reason is not None or step is None or value is None:
-            return (), RowChanges()
-        passed = await self._store.arrays.count_rungs(job.id)
-        if step < rule.min_steps * rule.reduction**passed:
-            return (), RowChanges()
-        others = await self._store.arrays.list_rungs(array_id)
-        others.pop(job.id, None)
-        report = RungReport(step=step, value=value, passed=passed)
-        verdict = self._judge(rule, report, [*others.values()])
-        numbers = range(passed, passed + verdict.reached)
-        rungs = [
-            RungValue(
-                array_id=array_id,
-                job_id=job.id,
-                rung=number,
-                value=value,
-                stopped=verdict.stops and number == numbers[-1],
-            )
-            for number in numbers
-        ]
-        if not verdict.stops:
-            return rungs, RowChanges()
-        last = numbers[-1]
-        beside = sum(last in each for each in others.values())
-        reached = f"{rule.metric} {value:.6g} after {format_count(step, 'step')}"
-        kept = f"the best 1/{rule.reduction} of {beside + 1} jobs"
-        reason = f"stopped early: {reached} is not among {kept}"
-        stopped = turn_job(job, JobPhase.STOPPING, reason, now)
-        stopped = replace(stopped, stop_reason=reason, stop_cause=StopCause.EARLY)
-        event = make_event(job, now, JobPhase.STOPPING, reason, fact=StopCause.EARLY)
-        return rungs, RowChanges(job=stopped, events=(event,))
-
-
-def find_step(progress: Progress, rule: EarlyStop) -> int | None:
-    """Return the step that a program has reported, or None."""
-    for name in (rule.step,) if rule.step else _STEPS:
-        if (value := _read_number(progress.get(name))) is not None and value >= 0:
-            return min(int(value), _MOST_STEPS)
-    return None
-
-
-def _read_number(value: object) -> float | None:
-    """Return the number, or None. A value that is not finite says nothing about a job."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and isfinite(value) else None  # type: ignore[arg-type]
-
-
-def judge_by_halving(
-    rule: EarlyStop, report: RungReport, others: Sequence[Mapping[int, float]]
-) -> RungVerdict:
-    """Judge a report by asynchronous successive halving. At each rung that the job has newly
-    reached, it goes on if its value is among the best 1/`reduction` of all values that were
-    reported there, its own included, or is the best one if there are fewer than `reduction`. A
-    job that stops at a rung does not reach the next one.
-    """
-    sign = -1 if rule.highest else 1
-    reached = 0
-    while report.step >= rule.min_steps * rule.reduction ** (report.passed + reached):
-        rung = report.passed + reached
-        values = [each[rung] for each in others if rung in each] + [report.value]
-        best = sorted(sign * value for value in values)[: max(1, len(values) // rule.reduction)]
-        reached += 1
-        if sign * report.value > best[-1]:
-            return RungVerdict(reached=reached, stops=True)
-    return RungVerdict(reached=reached, stops=False)

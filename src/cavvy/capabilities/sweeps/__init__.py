@@ -1,0 +1,1 @@
+"""Sweeps that learn: values that results choose, and jobs that are stopped early."""
