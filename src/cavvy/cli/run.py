@@ -7,7 +7,7 @@ import click
 
 from cavvy.cli.reach.session import detach_option, named, session, task_project
 from cavvy.cli.task.load import param_option, read_params, read_tasks, yes_option
-from cavvy.cli.task.options import add_array, task_options
+from cavvy.cli.task.options import add_array, list_files, task_options
 from cavvy.cli.task.programs import ProgramCommand
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from cavvy.task_files import LoadedTask, ReadOptions
 
 
-@click.command("run", cls=ProgramCommand)
+class RunCommand(ProgramCommand):
+    several = True
+
+
+@click.command("run", cls=RunCommand)
 @task_options
 @param_option
 @click.option(
@@ -80,11 +84,22 @@ def command(
     the file. A command after a file replaces the file's `run`. Ctrl-C leaves the job running and
     shows how to follow it again. If the file describes a service, the command offers to start the
     service, as `cavvy serve` does; without a terminal, it exits with 2.
+
+    Several files, such as jobs/*.yaml, are submitted together: all of them or none.
     """
     if output == "json" and not detach:
         raise click.UsageError("-o json needs --detach: without it, the output is the job's log")
     params = read_params(param)
     options = add_array(options, array, sweep, parallel, trials)
+    if files := list_files():
+        if name is not None:
+            raise click.UsageError("--name is for one file; set `name` in the files")
+        from cavvy.cli.task.several_files import run_files
+
+        run_files(
+            files, params, options, project, yes=yes, dry_run=dry_run, detach=detach, output=output
+        )
+        return
     try:
         loaded, *others = read_tasks(file, params, options, tells=True)
     except CommandFailure:

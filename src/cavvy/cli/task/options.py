@@ -39,6 +39,7 @@ _Function = TypeVar("_Function", bound=Callable[..., None])
 COMMAND_WORDS = "cavvy.command"
 _NAME = "cavvy.command.name"
 _STARTS = "cavvy.command.starts"
+_FILES = "cavvy.files"
 
 _TOOLS = [name.lower() for name in list_file_tools()]
 _TOOLS_BEFORE = f"{', '.join(_TOOLS)} or " if _TOOLS else ""
@@ -111,7 +112,10 @@ _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 class TaskCommand(GroupedCommand):
-    """A command that takes a task file and, optionally, `-- COMMAND`."""
+    """A command that takes a task file and, optionally, `-- COMMAND`. If `several` is set, it also
+    takes several files, see `list_files`."""
+
+    several = False
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -133,6 +137,11 @@ class TaskCommand(GroupedCommand):
             raise CommandFailure(f"{given[0]}: the file does not exist", hint, 2) from error
         if rest and not ctx.resilient_parsing:
             words = [word for word in (ctx.params.get("file"), *rest) if word]
+            if self.several and COMMAND_WORDS not in ctx.meta and all(map(os.path.isfile, words)):
+                ctx.meta[_FILES] = words
+                return []
+            if self.several and os.path.isfile(words[0]) and (missing := _find_missing(words)):
+                raise CommandFailure(f"{missing}: the file does not exist", exit_code=2)
             hint = "" if COMMAND_WORDS in ctx.meta else _advise_words(ctx, words)
             text = f"expected one task file, but {len(words)} words were given"
             raise CommandFailure(text, hint, exit_code=2)
@@ -140,6 +149,20 @@ class TaskCommand(GroupedCommand):
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- COMMAND]"]
+
+
+def _find_missing(words: list[str]) -> str | None:
+    """Return the first of the words after a file that is written like another file."""
+    kind = os.path.splitext(words[0])[1]
+    return next(
+        (each for each in words if kind and each.endswith(kind) and not os.path.exists(each)), None
+    )
+
+
+def list_files() -> list[str]:
+    """Return the task files that the user has given, if there are several."""
+    found: list[str] = click.get_current_context().meta.get(_FILES, [])
+    return found
 
 
 def _is_flag(parameter: click.Parameter) -> bool:
