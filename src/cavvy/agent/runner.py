@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .loop import EventLoop, LoopTimer
     from .notice_poll import NoticePoll
     from .notification_socket import NotificationSocket
+    from .tracking_door import TrackingDoor
     from .work.home_entries import HomeEntries
 
 # If a killed process still exists after this many seconds, the node counts as broken.
@@ -95,6 +96,7 @@ class RankRunner:
         self._clues = FailureClues()
         self._cause_known = False  # whether the work failed for a reason that is known
         self._notification_socket: NotificationSocket | None = None
+        self._tracking: TrackingDoor | None = None
         # The task may end because it has read a notice there, before SIGTERM reaches it.
         self._heard_notice = False
         self._polls: list[NoticePoll] = []
@@ -404,6 +406,12 @@ class RankRunner:
             self._loop, self._config.home, self._hear_task
         )
         self._env = make_environment(self._config, work, self._notification_socket.path)
+        from .tracking_door import TrackingDoor
+
+        self._tracking = TrackingDoor(
+            self._loop, self._config.folder, self._steps.take_values, self._steps.describe
+        )
+        self._env.update(self._tracking.open(self._env))
         every_s = None if work.checkpoint is None else work.checkpoint.every_s
         if every_s is not None and self._every_s is None:
             self.paced(every_s)
@@ -754,7 +762,7 @@ class RankRunner:
         return self._state is not AgentState.DISMISSED and not (delivered or deposited)
 
     def _leave(self) -> None:
-        for each in (self._notification_socket, self._deposit, *self._polls):
+        for each in (self._notification_socket, self._tracking, self._deposit, *self._polls):
             if each is not None:
                 each.close()
         self.link.close()

@@ -538,6 +538,16 @@ class StepRunner:
         if self._watch is not None:
             self._watch.log(logged)
 
+    def take_values(self, values: dict[str, float], step: float | None, age_s: float) -> None:
+        """Take values that the task reports to the agent's tracking server."""
+        if self._watch is not None:
+            self._watch.take_values(values, step, age_s)
+
+    def describe(self, params: dict[str, str]) -> None:
+        """Take settings that the task reports to the agent's tracking server."""
+        if self._watch is not None:
+            self._watch.describe(params)
+
     def _wrote(self, data: bytes) -> None:
         if self._watch is not None:
             self._watch.wrote(data)

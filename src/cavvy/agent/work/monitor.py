@@ -182,9 +182,24 @@ class WorkMonitor:
             numbers = {name: float(text) for name, text in texts.items()}
         except ValueError as error:
             raise BadConfig(f"`logged.values` has what is no number: {error}") from None
-        values = self._steps.log(numbers, step, process=process)
+        self.take_values(numbers, step, process=process)
+
+    def take_values(
+        self,
+        values: Mapping[str, float],
+        step: float | None,
+        age_s: float = 0.0,
+        *,
+        process: int = 0,
+    ) -> None:
+        """Take values that a process of the work reports one by one."""
+        newest = self._steps.log(values, step, process=process, age_s=age_s)
         self._busy_at = self._moved_at = time.monotonic()
-        self._tell_printed(values)
+        self._tell_printed(newest)
+
+    def describe(self, params: Mapping[str, str]) -> None:
+        """Take settings that the work reports."""
+        self._steps.describe(params)
 
     def is_complete(self) -> bool:
         """Return whether the work says that it is complete, as the server judges it."""

@@ -1,0 +1,271 @@
+"""The tracking API of MLflow that jobs find at $MLFLOW_TRACKING_URI, by HTTP and with MLflow's own
+client.
+"""
+
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from math import isnan
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from cavvy.agent.loop import EventLoop
+from cavvy.agent.tracking_door import TOKEN, URI, TrackingDoor
+from cavvy.agent.work import tracking_server
+from cavvy.agent.work.tracking_server import Refusal, TrackingStore, read_filter
+
+
+class Job:
+    """A job's door, and what has come through it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.values: list[tuple[float | None, dict[str, float]]] = []
+        self.ages: list[float] = []
+        self.params: dict[str, str] = {}
+        self.loop = EventLoop()
+        self.door = TrackingDoor(self.loop, str(folder), self._take, self.params.update)
+        self.variables = self.door.open({})
+        self._thread = threading.Thread(target=self.loop.run)
+        self._thread.start()
+
+    def _take(self, values: dict[str, float], step: float | None, age_s: float) -> None:
+        self.values.append((step, values))
+        self.ages.append(age_s)
+
+    def call(self, method: str, path: str, token: str | None = None, **fields: Any) -> Any:
+        url = f"{self.variables[URI]}/api/2.0/mlflow/{path}"
+        body = None if method == "GET" else json.dumps(fields).encode()
+        if method == "GET" and fields:
+            url += f"?{urlencode(fields)}"
+        said = {"Authorization": f"Bearer {self.variables[TOKEN] if token is None else token}"}
+        request = urllib.request.Request(url, body, said, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def stop(self) -> None:
+        self.loop.after(0, self.loop.stop)
+        with socket.create_connection(self.address):  # wakes the loop
+            self._thread.join()
+        self.door.close()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.variables[URI].rpartition("/")[2].partition(":")
+        return host, int(port)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    made = Job(tmp_path)
+    yield made
+    made.stop()
+
+
+def start(job: Job, name: str = "fit") -> str:
+    made = job.call("POST", "runs/create", experiment_id="0", run_name=name)
+    return str(made["run"]["info"]["run_id"])
+
+
+def test_metrics_and_parameters_of_a_run_become_curves_and_settings(job: Job) -> None:
+    run = start(job)
+    now = int(time.time() * 1000)
+    job.call("POST", "runs/log-metric", run_id=run, key="loss", value=0.5, step=3, timestamp=now)
+    metrics = [
+        {"key": "loss", "value": 0.25, "step": 4, "timestamp": now - 60_000},
+        {"key": "acc", "value": "NaN", "step": 4, "timestamp": now - 60_000},
+    ]
+    job.call(
+        "POST",
+        "runs/log-batch",
+        run_id=run,
+        metrics=metrics,
+        params=[{"key": "lr", "value": "0.1"}],
+        tags=[{"key": "who", "value": "me"}],
+    )
+    assert job.values[0] == (3, {"loss": 0.5})
+    step, values = job.values[1]
+    assert (step, values["loss"]) == (4, 0.25)
+    assert isnan(values["acc"])
+    assert 59 < job.ages[1] < 120
+    assert job.params == {"lr": "0.1"}
+    found = job.call("GET", "runs/get", run_id=run)["run"]["data"]
+    assert {each["key"]: each["value"] for each in found["metrics"]} == {"loss": 0.25, "acc": "NaN"}
+    assert {"key": "who", "value": "me"} in found["tags"]
+    history = job.call("GET", "metrics/get-history", run_id=run, metric_key="loss")["metrics"]
+    assert [each["step"] for each in history] == [3, 4]
+
+
+def test_values_without_a_step_are_counted(job: Job) -> None:
+    """MLflow sends the step 0 for each of them."""
+    run = start(job)
+    for value in (1, 2, 3):
+        job.call("POST", "runs/log-metric", run_id=run, key="x", value=value)
+    assert [step for step, _ in job.values] == [0, None, None]
+
+
+def test_other_runs_have_their_name_before_their_curves(job: Job) -> None:
+    for name in ("one", "two", "two"):
+        job.call("POST", "runs/log-metric", run_id=start(job, name), key="x", value=1, step=1)
+    names = [next(iter(values)) for _, values in job.values]
+    assert names[:2] == ["x", "two/x"]
+    assert names[2].startswith("two-")
+
+
+def test_runs_are_searched(job: Job) -> None:
+    runs = [start(job, name) for name in ("one", "two")]
+    job.call("POST", "runs/log-parameter", run_id=runs[0], key="lr", value="0.1")
+    job.call("POST", "runs/log-metric", run_id=runs[0], key="loss", value=0.5, step=1)
+
+    def search(text: str) -> list[str]:
+        found = job.call("POST", "runs/search", experiment_ids=["0"], filter=text)["runs"]
+        return [each["info"]["run_name"] for each in found]
+
+    assert search("") == ["two", "one"]
+    assert search("attributes.run_name = 'one'") == ["one"]
+    assert search("params.lr = '0.1' and metrics.loss < 0.6") == ["one"]
+    assert search("metrics.loss > 0.6") == []
+    assert search("tags.`mlflow.runName` LIKE 't%'") == ["two"]
+    status, said = job.call("POST", "runs/search", filter="lr is good")
+    assert (status, said["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    job.call("POST", "runs/delete", run_id=runs[0])
+    assert search("") == ["two"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "fields", "status", "code"),
+    [
+        ("GET", "runs/get", {"run_id": "no"}, 404, "RESOURCE_DOES_NOT_EXIST"),
+        (
+            "GET",
+            "experiments/get-by-name",
+            {"experiment_name": "no"},
+            404,
+            "RESOURCE_DOES_NOT_EXIST",
+        ),
+        ("POST", "experiments/create", {"name": "Default"}, 400, "RESOURCE_ALREADY_EXISTS"),
+        ("POST", "registered-models/create", {"name": "m"}, 404, "ENDPOINT_NOT_FOUND"),
+        ("POST", "runs/create", {"tags": "text"}, 400, "INVALID_PARAMETER_VALUE"),
+    ],
+)
+def test_what_cannot_be_answered_has_the_code_that_clients_know(
+    job: Job, method: str, path: str, fields: dict[str, Any], status: int, code: str
+) -> None:
+    found, said = job.call(method, path, **fields)
+    assert (found, said["error_code"]) == (status, code)
+
+
+def test_a_parameter_does_not_change(job: Job) -> None:
+    run = start(job)
+    job.call("POST", "runs/log-parameter", run_id=run, key="lr", value="0.1")
+    status, said = job.call("POST", "runs/log-parameter", run_id=run, key="lr", value="0.2")
+    assert status == 400
+    assert "'0.1' already" in said["message"]
+
+
+def test_only_the_task_is_answered(job: Job) -> None:
+    for token in ("", "wrong"):
+        status, said = job.call("GET", "experiments/search", token=token)
+        assert (status, said["error_code"]) == (401, "UNAUTHENTICATED")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01 no http\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"x" * (tracking_server.LONGEST_HEAD + 1000),
+        b"POST /api/2.0/mlflow/runs/create HTTP/1.1\r\nContent-Length: 9\r\n\r\n[[[[[[[[[",
+    ],
+)
+def test_hostile_requests_end_only_their_connection(job: Job, sent: bytes) -> None:
+    with socket.create_connection(job.address) as line:
+        line.settimeout(30)
+        try:
+            line.sendall(sent)
+            line.shutdown(socket.SHUT_WR)
+            while line.recv(4096):
+                pass
+        except ConnectionError:
+            pass
+    assert job.call("POST", "experiments/search")["experiments"][0]["name"] == "Default"
+
+
+def test_requests_may_come_in_pieces_and_together(job: Job) -> None:
+    body = b'{"name": "x"}'
+    head = (
+        f"POST /api/2.0/mlflow/experiments/create HTTP/1.1\r\nAuthorization: Bearer "
+        f"{job.variables[TOKEN]}\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode()
+    with socket.create_connection(job.address) as line:
+        line.settimeout(30)
+        for at in range(0, len(head + body), 40):
+            line.sendall((head + body)[at : at + 40])
+            time.sleep(0.001)
+        line.sendall((head + body) * 2)
+        answers = b""
+        while answers.count(b"HTTP/1.1") < 3 or not answers.endswith(b"}"):
+            answers += line.recv(4096)
+    assert answers.count(b"RESOURCE_ALREADY_EXISTS") == 2
+
+
+def test_a_task_that_says_where_its_runs_go_keeps_it(tmp_path: Path) -> None:
+    door = TrackingDoor(EventLoop(), str(tmp_path), lambda *_: None, lambda _: None)
+    assert door.open({URI: "https://mlflow.example"}) == {}
+    found = door.open({"HTTP_PROXY": "http://proxy", "no_proxy": "a.example"})
+    assert found["no_proxy"] == "a.example,127.0.0.1"
+    door.close()
+
+
+def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking_server, "MOST_RUNS", 2)
+    monkeypatch.setattr(tracking_server, "MOST_HISTORY", 3)
+    store = TrackingStore(str(tmp_path), lambda *_: None, lambda _: None)
+    run = store.answer("POST", "runs/create", {})["run"]["info"]["run_id"]
+    store.answer("POST", "runs/create", {})
+    with pytest.raises(Refusal, match="at most 2 runs"):
+        store.answer("POST", "runs/create", {})
+    for value in range(9):
+        store.answer("POST", "runs/log-metric", {"run_id": run, "key": "x", "value": value})
+    found = store.answer("GET", "metrics/get-history", {"run_id": run, "metric_key": "x"})
+    assert [each["value"] for each in found["metrics"]] == [6, 7, 8]
+
+
+def test_a_filter_is_read() -> None:
+    assert read_filter("params.a = 'x' AND metrics.`b c` >= 1e-3") == [
+        ("par", "a", "=", "x"),
+        ("met", "b c", ">=", "1e-3"),
+    ]
+
+
+def test_the_client_of_mlflow(job: Job, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mlflow: Any = pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
+    for name, value in job.variables.items():
+        monkeypatch.setenv(name, value)
+    mlflow.set_experiment("mine")
+    with mlflow.start_run(run_name="first") as run:
+        mlflow.log_params({"lr": 0.1, "opt": "adam"})
+        mlflow.log_metrics({"loss": 0.5, "acc": 0.25}, step=3)
+        mlflow.log_metric("bad", float("nan"), step=4)
+        (tmp_path / "notes.txt").write_text("x")
+        mlflow.log_artifact(str(tmp_path / "notes.txt"))
+    client = mlflow.MlflowClient()
+    found = client.get_run(run.info.run_id)
+    assert (found.info.status, found.data.metrics["loss"]) == ("FINISHED", 0.5)
+    assert [each.path for each in client.list_artifacts(run.info.run_id)] == ["notes.txt"]
+    assert found.info.artifact_uri.startswith(str(tmp_path))
+    assert job.values[0] == (3, {"loss": 0.5, "acc": 0.25})
+    assert job.params == {"lr": "0.1", "opt": "adam"}
+    assert len(mlflow.search_runs(["1"], "params.lr = '0.1'", output_format="list")) == 1
