@@ -1,5 +1,5 @@
-"""`cavvy advise` and `cavvy reserve`: list avoidable costs with dollars per month and a remedy for
-each, and the commitments to clouds that would save money.
+"""`cavvy cost advise` and `cavvy cost reserve`: list avoidable costs with dollars per month and a
+remedy for each, and the commitments to clouds that would save money.
 """
 
 from datetime import UTC, datetime, timedelta

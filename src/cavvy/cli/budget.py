@@ -1,4 +1,4 @@
-"""`cavvy budget`: manages budgets of projects, users and tags."""
+"""`cavvy cost budget`: manages budgets of projects, users and tags."""
 
 from typing import TYPE_CHECKING
 
@@ -106,7 +106,7 @@ def set_budget(
     )
     with session() as client:
         put_budget(client, name, ask)
-        undo = f"`cavvy budget remove {name}` removes the budget"
+        undo = f"`cavvy cost budget remove {name}` removes the budget"
         note = find_project_note(client, ask.project, undo)
     from cavvy.domain.units import Money, format_usd
 
@@ -164,7 +164,9 @@ def show(name: str, output: str) -> None:
     with session() as client:
         found = next((each for each in list_budgets(client) if each.name == name), None)
     if found is None:
-        raise CommandFailure(f"there is no budget {name}", "`cavvy budget list` lists the budgets")
+        raise CommandFailure(
+            f"there is no budget {name}", "`cavvy cost budget list` lists the budgets"
+        )
     if output == "json":
         import msgspec
 
@@ -222,7 +224,7 @@ def remove(name: str) -> None:
 @project_option
 @click.option("--reason", default="", help="Why the amount is needed.")
 def request(name: str, amount: int, project: str, reason: str) -> None:
-    """Request a new amount for a budget. `cavvy budget approve` approves the request."""
+    """Request a new amount for a budget. `cavvy cost budget approve` approves the request."""
     from cavvy.client.policy_wire import BudgetRequestAsk, request_amount
     from cavvy.domain.units import Money
 
@@ -230,14 +232,14 @@ def request(name: str, amount: int, project: str, reason: str) -> None:
         ask = BudgetRequestAsk(limit_micros=amount, reason=reason)
         request_amount(client, project, name, ask)
     usd = f"{Money(amount).usd:f}"
-    click.echo(f"the amount is requested; `cavvy budget approve {name} {usd}` approves it")
+    click.echo(f"the amount is requested; `cavvy cost budget approve {name} {usd}` approves it")
 
 
 @command.command("approve")
 @click.argument("name")
 @click.argument("amount", metavar="USD", callback=read_usd)
 def approve(name: str, amount: int) -> None:
-    """Approve the requested amount of a budget (see `cavvy budget show`).
+    """Approve the requested amount of a budget (see `cavvy cost budget show`).
 
     The command fails if the requested amount has changed.
     """

@@ -138,6 +138,10 @@ _OWN_MERGED = {
     "unserve": "stop",  # which ends services, too
     "key": "services key",
     "queue": "services queue",
+    "top": "nodes top",
+    "budget": "cost budget",
+    "advise": "cost advise",
+    "reserve": "cost reserve",
     "reservations": "nodes reservations",
     "quota": "nodes quota",
     "join": "nodes join",

@@ -358,7 +358,7 @@ def _read_spot(given: dict[str, object]) -> "SpotPolicy":
     if given["ready"] and given["reserved"]:
         raise click.UsageError(
             "--ready and --reserved cannot be used together: jobs use a commitment by the settings "
-            "of a provider, which `cavvy reserve` explains"
+            "of a provider, which `cavvy cost reserve` explains"
         )
     if given["spot"]:
         return SpotPolicy.ONLY

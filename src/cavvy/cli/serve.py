@@ -52,6 +52,12 @@ def command(
     serve_file(file, options, given, yes=yes, project=project, name=name, output=output)
 
 
+# What `spec.support.object_to_service` refuses: given, it says so, and the help offers none of it.
+for _each in command.params:
+    if isinstance(_each, click.Option):
+        _each.hidden = _each.opts[0] in ("--after", "--group", "--machine", "--pool", "--deadline")
+
+
 def serve_file(
     file: str,
     options: "ReadOptions",

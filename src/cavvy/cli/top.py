@@ -1,4 +1,4 @@
-"""`cavvy top`: shows what all nodes use and how far their work is, live."""
+"""`cavvy nodes top`: shows what all nodes use and how far their work is, live."""
 
 import sys
 from typing import TYPE_CHECKING

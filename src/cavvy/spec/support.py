@@ -104,8 +104,8 @@ def _object_to_section(task: TaskSpec, spec: ServiceSpec) -> Objection | None:
     if spec.budget:
         return Objection(
             "service.budget",
-            "Cavvy cannot limit a price per hour; `cavvy budget set NAME DOLLARS --service SERVICE "
-            "--hard 100%` limits what a service costs in a month",
+            "Cavvy cannot limit a price per hour; `cavvy cost budget set NAME DOLLARS --service "
+            "SERVICE --hard 100%` limits what a service costs in a month",
         )
     return _object_to_regions(task, spec)
 

@@ -1,4 +1,4 @@
-"""`cavvy top`, and what `cavvy status` says about the progress of a job."""
+"""`cavvy nodes top`, and what `cavvy status` says about the progress of a job."""
 
 import json
 from datetime import UTC, datetime

@@ -27,7 +27,7 @@ async def test_a_budget_is_set_requested_approved_and_removed(api: Api) -> None:
     assert (seen["spent_micros"], seen["expected_micros"]) == (0, None)
     other = await api.http.post(f"{BASE}/approve", json={"limit_micros": 8_000_000})
     assert (other.status_code, other.json()["code"]) == (409, "conflict")
-    assert "`cavvy budget show vision`" in other.json()["hint"]
+    assert "`cavvy cost budget show vision`" in other.json()["hint"]
     assert "$9.00 was requested" in other.text
     assert (await api.http.post(f"{BASE}/approve", json=approval)).status_code == 204
     [seen] = (await api.http.get("/v1/budgets")).json()

@@ -25,7 +25,7 @@ REASONS = {
         *("offers", "plan", "estimate", "compare", "tco", "decide", "simulate", "catalog"),
     ),
     "it belongs to a capability, which the package does not need: the API returns the same": (
-        *("curves",),
+        *("curves", "log"),
     ),
     "it opens a terminal, a browser or a connection": (
         *("top", "console", "dev", "exec", "ssh", "cp", "forward", "chat"),

@@ -102,7 +102,7 @@ def check_second_team(ada: User, ben: User, cal: User, server: tuple[str, ...]) 
     assert "hello from cal" in cal.cli("run", "task.yaml", "-p", "speech", "--yes")
 
     set_by_mistake = ("budget", "set", "speech-month", "10", "--project", "spech")
-    assert "`cavvy budget remove speech-month`" in ada.cli(*set_by_mistake)
+    assert "`cavvy cost budget remove speech-month`" in ada.cli(*set_by_mistake)
     set_right = ada.cli("budget", "set", "speech-month", "10", "--project", "speech")
     assert "created as" not in set_right
     assert "of all projects" not in set_right

@@ -169,7 +169,7 @@ async def test_a_candidate_is_shown_until_the_old_file_comes_again(api: Api) -> 
         ),
         (
             "{run: s, service: {port: 80, budget: $1/h}}",
-            "service.budget: Cavvy cannot limit a price per hour; `cavvy budget set NAME DOLLARS --service",
+            "service.budget: Cavvy cannot limit a price per hour; `cavvy cost budget set NAME DOLLARS --service",
         ),
         (
             "{run: s, service: {port: 80, regions: [us-east-1], residency: eu}}",

@@ -70,6 +70,17 @@ def test_options_are_sent_beside_the_file(client: ServiceClient) -> None:
     assert sent["origin"]["dialect"] == "SkyPilot"
 
 
+def test_the_help_offers_no_option_that_every_service_is_refused_for(
+    client: ServiceClient,
+) -> None:
+    offered = serve("--help").output
+    for option in ("--after", "--group", "--machine", "--pool", "--deadline"):
+        refused = serve("a.yaml", "--env", "WORD=hi", option, "2h")
+        assert (refused.exit_code, "a service cannot have this key" in refused.stderr) == (2, True)
+        assert f"{option} " not in offered
+    assert "--gpu " in offered
+
+
 def test_what_a_service_needs_is_asked_for(client: ServiceClient) -> None:
     for arguments, problem in (
         ((), "expected a task file or -"),

@@ -129,7 +129,7 @@ async def approve(
         raise ApiProblem(
             "conflict",
             f"{format_usd(wanted)} was requested for {name}, not {format_usd(approved)}",
-            f"`cavvy budget show {name}` shows the request",
+            f"`cavvy cost budget show {name}` shows the request",
         )
     new = replace(budget, limit=wanted, request=None).replacing(budget, app_state.now())
     await _swap(request, budget, new)

@@ -162,7 +162,7 @@ class Spending:
             if error.code not in ("role-needed", "scope-needed"):
                 raise
             amount = format_usd(self._limit).removeprefix("$")
-            hint = f"`cavvy budget set {name} {amount} --user {user} --tag {tag} --hard 100%`"
+            hint = f"`cavvy cost budget set {name} {amount} --user {user} --tag {tag} --hard 100%`"
             raise CommandFailure(
                 "no budget limits what coding agents spend, and you may set none",
                 f"ask an admin of the server for {hint}",

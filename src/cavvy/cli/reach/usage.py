@@ -1,5 +1,5 @@
-"""Reads the resource use and the cost of jobs in a period, for `cavvy advise` and `cavvy reserve
-advise`.
+"""Reads the resource use and the cost of jobs in a period, for `cavvy cost advise` and `cavvy cost
+reserve advise`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
