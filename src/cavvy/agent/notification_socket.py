@@ -3,7 +3,8 @@ JSON, and the record of what the task has reported.
 
 The agent sends these messages to the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}},
 {"safe": {...}}. The task sends these messages to the agent: {"saved": {...}}, {"again": {}},
-{"failed": {...}}, {"logged": {...}}.
+{"failed": {...}}, {"logged": {...}}, and {"ask": {...}}, which only its sender gets an answer to
+(`asks.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from .ends import describe_failure
 from .loop import READ, WRITE, EventLoop
 
 TYPE_CHECKING = False
+if TYPE_CHECKING:
+    # what a program asks, and the function that sends it the answer
+    Asked = Callable[[ConfigFields, Callable[[dict[str, object]], None]], None]
 
 
 NAME = "notice.sock"
@@ -39,9 +43,11 @@ class NotificationSocket:
     that connect later.
     """
 
-    def __init__(self, loop: EventLoop, home: str, told: Callable[[ConfigFields], None]) -> None:
+    def __init__(
+        self, loop: EventLoop, home: str, told: Callable[[ConfigFields], None], asked: Asked
+    ) -> None:
         self._loop = loop
-        self._told = told
+        self._told, self._asked = told, asked
         self._now: dict[str, object] = {}
         self._readers: dict[int, NotificationListener] = {}
         self._link = ""
@@ -110,7 +116,7 @@ class NotificationSocket:
             connection, _ = self._socket.accept()
         except OSError:
             return False
-        reader = NotificationListener(self._loop, connection, self._told, self._gone)
+        reader = NotificationListener(self._loop, connection, self._told, self._asked, self._gone)
         self._readers[connection.fileno()] = reader
         for kind, value in list(self._now.items()):
             reader.send({kind: value})
@@ -135,11 +141,12 @@ class NotificationListener:
         loop: EventLoop,
         connection: socket.socket,
         told: Callable[[ConfigFields], None],
+        asked: Asked,
         gone: Callable[[int], None],
     ) -> None:
         self._loop = loop
         self._connection: socket.socket | None = connection
-        self._told = told
+        self._told, self._asked = told, asked
         self._gone = gone
         self._number = connection.fileno()
         self._in = b""
@@ -206,7 +213,11 @@ class NotificationListener:
 
     def _hear(self, line: bytes) -> None:
         try:
-            self._told(ConfigFields(json.loads(line), REMARK))
+            fields = ConfigFields(json.loads(line), REMARK)
+            if (ask := fields.inner("ask")) is not None:
+                self._asked(ask, self.send)
+            else:
+                self._told(fields)
         except (ValueError, RecursionError, BadConfig) as error:
             complain(f"{REMARK} cannot be parsed: {error}")
 

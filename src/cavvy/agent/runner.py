@@ -40,6 +40,9 @@ from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .asks import TaskAsks
     from .config import AgentConfig, ConfigFields
     from .data.deposit import Ended, ResultsDeposit
     from .documents import ExecConfig
@@ -99,6 +102,7 @@ class RankRunner:
         self._tracking: TrackingDoor | None = None
         # The task may end because it has read a notice there, before SIGTERM reaches it.
         self._heard_notice = False
+        self._asks: TaskAsks | None = None
         self._polls: list[NoticePoll] = []
         self._deposit: ResultsDeposit | None = None
         self._every_s: float | None = None
@@ -337,6 +341,14 @@ class RankRunner:
         if self._notification_socket is not None:
             self._notification_socket.drain()
 
+    def _ask(self, ask: ConfigFields, answer: Callable[[dict[str, object]], None]) -> None:
+        """Pass on what a program of the work asks the control plane. Raises BadConfig."""
+        if self._asks is None:
+            from .asks import TaskAsks
+
+            self._asks = TaskAsks(self.link)
+        self._asks.add(ask, answer)
+
     # The steps of the work, and their callbacks.
 
     def _begin(self, fields: ConfigFields) -> None:
@@ -403,7 +415,7 @@ class RankRunner:
         from .notification_socket import NotificationSocket
 
         self._notification_socket = NotificationSocket(
-            self._loop, self._config.home, self._hear_task
+            self._loop, self._config.home, self._hear_task, self._ask
         )
         self._env = make_environment(self._config, work, self._notification_socket.path)
         from .tracking_door import TrackingDoor
@@ -762,7 +774,8 @@ class RankRunner:
         return self._state is not AgentState.DISMISSED and not (delivered or deposited)
 
     def _leave(self) -> None:
-        for each in (self._notification_socket, self._tracking, self._deposit, *self._polls):
+        open_ones = (self._notification_socket, self._asks, self._tracking, self._deposit)
+        for each in (*open_ones, *self._polls):
             if each is not None:
                 each.close()
         self.link.close()

@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -336,3 +338,87 @@ def test_the_plan_of_a_script_is_plain(tmp_path: Path) -> None:
     found = parse_file(f"{HEAD}#SBATCH -N 2 -n 4 -t 5\nx\n", file="a.sh")
     plan = json.loads(found.before)
     assert (plan["ntasks"], plan["tasks_per_node"], plan["time_s"]) == (4, 2, 300)
+
+
+def answer_asks(place: Path, answers: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Answer what programs ask at a socket, as the agent does, one after the other."""
+    asked: list[dict[str, object]] = []
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(place))
+    listener.listen()
+
+    def serve() -> None:
+        for answer in answers:
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rw") as lines:
+                lines.write('{"every_s": 5}\n')  # what the agent tells every program
+                ask = json.loads(lines.readline())["ask"]
+                asked.append({"to": ask["to"], **json.loads(ask["body"])})
+                other = {"answer": {"id": "of another program", "status": 500, "body": {}}}
+                mine = {"answer": {"id": ask["id"], **answer}}
+                lines.write(json.dumps(other) + "\n" + json.dumps(mine) + "\n")
+                lines.flush()
+        listener.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return asked
+
+
+def test_sbatch_asks_the_server(tmp_path: Path) -> None:
+    made: dict[str, object] = {"status": 200, "body": {"number": 12345678, "name": "next"}}
+    refused: dict[str, object] = {"status": 422, "body": {"message": "no", "hint": "do this"}}
+    ended: list[dict[str, object]] = [
+        {"status": 200, "body": {"state": state, "exit_code": code}}
+        for state, code in (("RUNNING", None), ("FAILED", 7))
+    ]
+    asked = answer_asks(tmp_path / "s", [made, made, *ended, refused])
+    (tmp_path / "w" / "sub").mkdir(parents=True)
+    (tmp_path / "w" / "next.sbatch").write_text("#!/bin/sh\necho next\n")
+    code, said = run_script(
+        tmp_path / "w",
+        "#SBATCH -n 1",
+        "export LR=0.1; unset GONE\n"
+        "sbatch -t 5 -d afterok:$SLURM_JOB_ID next.sbatch a 'b c'\n"
+        "cd sub; sbatch --parsable --wait --export=NONE,LR --wrap='echo hi'; echo code $?\n"
+        "sbatch ../next.sbatch; echo code $?\n"
+        "sbatch --nope ../next.sbatch; echo code $?\n"
+        "sbatch nothing.sh; echo code $?\n",
+        CAVVY_NOTICE=str(tmp_path / "s"),
+        GONE="1",
+    )
+    assert code == 0
+    assert said.splitlines() == [
+        "Submitted batch job 12345678",
+        "cavvy: its name is next",
+        "12345678",
+        "code 7",
+        "sbatch: error: no",
+        "do this",
+        "code 1",
+        "sbatch: error: unrecognized option '--nope'",
+        "code 1",
+        "sbatch: error: [Errno 2] No such file or directory: 'nothing.sh'",
+        "code 1",
+    ]
+    first, second, third, *_ = asked
+    job = first["options"][1][1].partition(":")[2]  # type: ignore[index]
+    assert first["options"] == [["time", "5"], ["dependency", f"afterok:{job}"]]
+    assert 10_000_000 <= int(job) < 100_000_000
+    assert (first["to"], first["name"], first["arguments"]) == (
+        "slurm/submit",
+        "next.sbatch",
+        ["a", "b c"],
+    )
+    assert (first["env"], first["unset"], first["folder"]) == ({"LR": "0.1"}, ["GONE"], "")
+    assert (second["script"], second["folder"]) == ("#!/bin/sh\necho hi\n", "sub")
+    assert (second["env"], second["inherits"]) == ({"LR": "0.1"}, False)
+    assert (third["to"], third["number"]) == ("slurm/state", 12345678)
+
+
+def test_a_script_that_does_not_name_sbatch_may_not_submit(tmp_path: Path) -> None:
+    (tmp_path / "call.sh").write_text("sbatch --wrap 'echo hi'\n")
+    _, said = run_script(tmp_path, "#SBATCH -n 1", "# sbatch\nsh call.sh; echo code $?\n")
+    assert "only a batch script that names sbatch may submit jobs\ncode 1\n" in said
+    (note,) = parse_file(f"{HEAD}#SBATCH -n 1\nsbatch a.sh\n", file="job.sbatch").notes
+    assert "the script calls sbatch" in note
+    assert parse_file(f"{HEAD}#SBATCH -n 1\n# sbatch a.sh\n", file="job.sbatch").notes == ()

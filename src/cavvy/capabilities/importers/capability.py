@@ -1,6 +1,6 @@
 """What reading files of other tools contributes."""
 
-from cavvy.frame.capability import Capability, Command, TaskFiles
+from cavvy.frame.capability import Capability, Command, OwnTables, TaskFiles
 
 CAPABILITY = Capability(
     name="importers",
@@ -20,6 +20,11 @@ CAPABILITY = Capability(
             tools=("SkyPilot", "dstack", "Kubernetes", "Slurm", "PBS", "Compose"),
         ),
     ),
+    # sbatch within a job asks here, through its agent
+    routes=("cavvy.capabilities.importers.slurm.submission:router",),
+    own_tokens=("/agent/v1/asks/slurm",),
+    tables=OwnTables("cavvy.capabilities.importers"),
+    settings="cavvy.capabilities.importers",
     docs=(
         "guides/from-slurm.md",
         "guides/from-pbs.md",

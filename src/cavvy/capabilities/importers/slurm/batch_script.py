@@ -21,6 +21,7 @@ from cavvy.capabilities.importers.dialects import Dialect
 from cavvy.capabilities.importers.own_rules import check_task
 from cavvy.capabilities.importers.script_lines import DirectiveError, ScriptOption, split_words
 from cavvy.capabilities.importers.slurm.directives import (
+    SHORT,
     SWITCHES,
     list_late,
     read_gpus,
@@ -97,6 +98,11 @@ _CARRIED = split_words(
 )
 _EVERY = _CARRIED | _UNHEEDED | SWITCHES | {*_NOTED, *_REFUSED}
 _SIGNAL = re.compile(r"(?:([RB]{1,2}):)?(\w+)(?:@(\d{1,5}))?")
+_CALL = re.compile(r"^[^#\n]*\bsbatch\b", re.MULTILINE)
+_SUBMITS = (
+    "the script calls sbatch: each job that it submits may cost as much as this one, and starts "
+    "with the folder as it is sent now"
+)
 _DEFAULT_SIGNAL_S = 60  # sbatch's default SIGTIME
 _END = "_CAVVY_END_OF_"
 # the options whose values become these keys of a task file, the most exact one first
@@ -135,7 +141,13 @@ def translate(text: str, notes: ProblemNotes) -> Translation:
         tasks=() if task is None else (task,),
         kept=kept.list_kept(),
         before=json.dumps(plan),
+        notes=(_SUBMITS,) if "sbatch" in plan else (),
     )
+
+
+def calls_sbatch(text: str) -> bool:
+    """Return whether a script names `sbatch` outside of its comments."""
+    return _CALL.search(text) is not None
 
 
 def make_ready(task: TaskSpec, source: Translation) -> TaskSpec:
@@ -257,6 +269,12 @@ class _ScriptReader:
             "folder": self._read_folder(),
             "array": indices,
         }
+        if calls_sbatch(text):
+            plan["sbatch"] = {
+                "short": SHORT,
+                "switches": sorted(SWITCHES),
+                "known": sorted({*_EVERY, "wrap"}),
+            }
         return task, plan
 
     def _find_marks(self) -> dict[str, SourceMark]:

@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -57,6 +58,8 @@ def main(words: list[str]) -> int:
         return control(rest)
     if name == "scancel":
         return cancel(rest)
+    if name == "sbatch":
+        return submit(rest)
     if name == "pbsdsh":
         return run_everywhere(rest)
     if name in ("module", "ml"):
@@ -95,6 +98,9 @@ def run_batch(words: list[str]) -> int:
         json.dump({"next": 0, "steps": {}}, file)
     found = make_pbs_variables(plan, nodes) if system == "pbs" else make_variables(plan, nodes)
     env = {**os.environ, **found}
+    if "sbatch" in plan:
+        with open(os.path.join(folder, "environment.json"), "w", encoding="utf-8") as file:
+            json.dump(env, file)
     return ScriptRun(plan, env).run(words)
 
 
@@ -304,7 +310,8 @@ def _list_array_variables(plan: dict[str, Any]) -> dict[str, Any]:
     array = zlib.crc32(os.environ.get("CAVVY_ARRAY_JOB", plan["name"]).encode())
     indices = plan["array"]
     return {
-        "SLURM_ARRAY_JOB_ID": array % 90_000_000 + 10_000_000,
+        # which the server has set for an array that another job has submitted
+        "SLURM_ARRAY_JOB_ID": os.environ.get("SLURM_ARRAY_JOB_ID", array % 90_000_000 + 10_000_000),
         "SLURM_ARRAY_TASK_ID": os.environ["CAVVY_ARRAY_INDEX"],
         "SLURM_ARRAY_TASK_COUNT": indices["count"],
         "SLURM_ARRAY_TASK_MIN": indices["least"],
@@ -437,6 +444,161 @@ def exit_code(code: int) -> int:
 
 class Usage(Exception):
     """A mistake in a command line."""
+
+
+# What sbatch does within a job
+
+# variables that say something of this node, which another node has by itself
+NOT_SENT = re.compile(
+    r"(SLURM|SBATCH|CAVVY|PET|OMPI|PMIX?|PRTE)_.*|PATH|LD_LIBRARY_PATH|PWD|OLDPWD|SHLVL|_|HOME|"
+    r"TMPDIR|HOSTNAME|MASTER_ADDR|MASTER_PORT|NODE_RANK|NNODES|NPROC_PER_NODE|BASH_FUNC_.*|"
+    r"(CUDA|ROCR|HIP|NVIDIA|ZE)_VISIBLE_DEVICES|RANK|LOCAL_RANK|WORLD_SIZE"
+)
+ANSWER_S = 150
+POLL_S = 2.0
+MOST_BYTES = 60_000
+
+
+class SubmissionRefused(Exception):
+    """The server has refused what was asked."""
+
+
+def submit(words: list[str]) -> int:
+    """Submit a script, or the command of --wrap, and say its number."""
+    plan = json.loads(os.environ.get(PLAN, "{}"))
+    if "sbatch" not in plan or FOLDER not in os.environ:
+        tell("sbatch: error: only a batch script that names sbatch may submit jobs")
+        return 1
+    try:
+        options, rest = parse_submission(words, plan["sbatch"])
+        if "test-only" in options:
+            raise Usage("--test-only: `cavvy plan FILE` shows what would happen")
+        asked = make_submission(options, rest)
+        found = ask_server("slurm/submit", asked)
+    except (Usage, OSError, UnicodeDecodeError, SubmissionRefused) as error:
+        tell(f"sbatch: error: {error}")
+        return 1
+    number = found["number"]
+    if "parsable" in options:
+        print(number, flush=True)
+    elif "quiet" not in options:
+        print(f"Submitted batch job {number}", flush=True)
+        tell(f"cavvy: its name is {found['name']}")
+    return wait_for(number) if "wait" in options else 0
+
+
+def parse_submission(
+    words: list[str], known: dict[str, Any]
+) -> tuple[dict[str, str | None], list[str]]:
+    """Return the options of sbatch by their long names, and the script with its arguments."""
+    found: dict[str, str | None] = {}
+    words = list(words)
+    while words and words[0].startswith("-") and words[0] not in ("-", "--"):
+        word = words.pop(0)
+        if word.startswith("--"):
+            name, given, value = word[2:].partition("=")
+        elif word[1] in known["short"]:
+            name, value = known["short"][word[1]], word[2:]
+            given = value
+            if value and name in known["switches"]:  # several letters, such as -QW
+                words.insert(0, f"-{value}")
+                value = given = ""
+        else:
+            raise Usage(f"invalid option -- '{word[1]}'")
+        if name not in known["known"]:
+            raise Usage(f"unrecognized option '{word}'")
+        if not given and name not in known["switches"]:
+            if not words:
+                raise Usage(f"option '{word}' requires an argument")
+            value, given = words.pop(0), "="
+        found[name] = value if given else None
+    return found, words[1:] if words[:1] == ["--"] else words
+
+
+def make_submission(options: dict[str, str | None], rest: list[str]) -> dict[str, Any]:
+    """Return what the server is asked. Raises Usage and OSError."""
+    if "wrap" in options:
+        if rest:
+            raise Usage(f"Script arguments not permitted with --wrap option: {rest[0]}")
+        script, name, rest = f"#!/bin/sh\n{options['wrap']}\n", "wrap", [""]
+    elif rest:
+        with open(rest[0], encoding="utf-8") as file:
+            script = file.read()
+        name = os.path.basename(rest[0])
+    else:
+        script, name, rest = sys.stdin.read(), "sbatch", [""]
+    work = os.path.realpath(os.environ[WORK])
+    folder = os.path.relpath(os.path.realpath(os.getcwd()), work)
+    if folder == ".." or folder.startswith("../"):
+        tell(f"sbatch: {os.getcwd()} is not in the job's folder, in which the new job starts")
+        folder = "."
+    export = options.get("export") or os.environ.get("SBATCH_EXPORT") or "ALL"
+    named = [each for each in export.split(",") if each not in ("ALL", "NONE", "NIL")]
+    inherits = export in ("ALL", "") or "ALL" in export.split(",")
+    with open(os.path.join(os.environ[FOLDER], "environment.json"), encoding="utf-8") as file:
+        before: dict[str, str] = json.load(file)
+    env = {name: os.environ.get(name, "") for name in named if "=" not in name}
+    if inherits:
+        env.update(
+            (name, value)
+            for name, value in os.environ.items()
+            if before.get(name) != value and not NOT_SENT.fullmatch(name)
+        )
+    unset = [name for name in before if name not in os.environ] if inherits else []
+    left_out = ("wrap", "parsable", "wait", "quiet", "verbose")
+    asked = {
+        "id": base64.b16encode(os.urandom(12)).decode(),
+        "script": script,
+        "name": name,
+        "options": [[key, value] for key, value in options.items() if key not in left_out],
+        "arguments": rest[1:],
+        "env": env,
+        "unset": unset,
+        "inherits": inherits,
+        "folder": "" if folder == "." else folder,
+        "array": int(os.environ.get("SLURM_ARRAY_JOB_ID", "0")),
+    }
+    if len(json.dumps(json.dumps(asked))) > MOST_BYTES:
+        raise Usage("the script and its variables are longer than 60 kB")
+    return asked
+
+
+def wait_for(number: int) -> int:
+    """Wait until a job has ended, and return its exit code, as --wait does."""
+    while True:
+        try:
+            found = ask_server("slurm/state", {"number": number})
+        except (OSError, SubmissionRefused) as error:
+            tell(f"sbatch: error: {error}")
+            return 1
+        if found["exit_code"] is not None:
+            return int(found["exit_code"])
+        time.sleep(POLL_S)
+
+
+def ask_server(place: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Ask the server through the node's agent. Raises OSError and SubmissionRefused."""
+    name = base64.b16encode(os.urandom(8)).decode()
+    path = os.environ.get("CAVVY_NOTICE", "")
+    if not path:
+        raise SubmissionRefused("the node's agent is not reached: CAVVY_NOTICE is not set")
+    line = json.dumps({"ask": {"id": name, "to": place, "body": json.dumps(body)}})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ANSWER_S)
+        connection.connect(path)
+        connection.sendall(line.encode() + b"\n")
+        with connection.makefile("r", encoding="utf-8") as lines:
+            for each in lines:
+                answer = json.loads(each).get("answer")
+                if answer and answer["id"] == name:
+                    break
+            else:
+                raise SubmissionRefused("the node's agent has not answered")
+    content = answer["body"] if isinstance(answer["body"], dict) else {}
+    if answer["status"] >= 300:
+        hint = content.get("hint")
+        raise SubmissionRefused(content.get("message", "refused") + (f"\n{hint}" if hint else ""))
+    return dict(content)
 
 
 # the long form of the short options of srun that have a value
