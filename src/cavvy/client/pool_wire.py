@@ -1,6 +1,5 @@
 """Request and response types of the routes for pools, and the client functions for them."""
 
-from collections.abc import Sequence
 from datetime import datetime
 
 from cavvy.client.client import ApiClient
@@ -51,40 +50,6 @@ class PoolView(Answer, frozen=True, kw_only=True):
     join: str = ""
 
 
-class PoolShapeView(Answer, frozen=True, kw_only=True):
-    """What every node that the pool can have now has at least. `gpu` is "" without GPUs. Amounts
-    are 0 if neither the pool's file nor an offer tells them. `labels` are those of a node of
-    Kubernetes. `rate_micros_per_hour` is the lowest
-    price of a node."""
-
-    cpus: int
-    memory_mib: int
-    gpus: int
-    gpu: str
-    architecture: str
-    labels: dict[str, str]
-    rate_micros_per_hour: int
-
-
-class ClusterNodesAsk(Ask, frozen=True, kw_only=True):
-    """The names of nodes that another cluster orders or releases."""
-
-    nodes: list[str]
-
-
-class ClusterNodeView(Answer, frozen=True, kw_only=True):
-    """A node that another cluster has ordered from a pool. `state` is waiting, starting, running,
-    leaving or ended, and `reason` explains it. `offer` is "" while no machine was found."""
-
-    name: str
-    provider_id: str
-    job: str
-    state: str
-    reason: str
-    offer: str
-    rate_micros_per_hour: int
-
-
 def list_pools(client: ApiClient, project: str | None = None) -> list[PoolView]:
     """Return the pools of a project or, if `project` is None, of all projects."""
     return client.ask(f"/v1/pools{query(project=project)}", list[PoolView])
@@ -103,32 +68,6 @@ def apply_pool(client: ApiClient, project: str, ask: PoolAsk) -> PoolView:
 def delete_pool(client: ApiClient, project: str, name: str) -> None:
     """Remove a pool without unfinished jobs. Raises ApiError."""
     client.call("DELETE", _path(project, name))
-
-
-def read_shape(client: ApiClient, project: str, name: str) -> PoolShapeView:
-    """Return what every node of the pool has at least. Raises ApiError."""
-    return client.ask(f"{_path(project, name)}/shape", PoolShapeView)
-
-
-def list_cluster_nodes(client: ApiClient, project: str, name: str) -> list[ClusterNodeView]:
-    """Return the nodes that another cluster has ordered from the pool. Raises ApiError."""
-    return client.ask(f"{_path(project, name)}/nodes", list[ClusterNodeView])
-
-
-def order_nodes(
-    client: ApiClient, project: str, name: str, nodes: Sequence[str]
-) -> list[ClusterNodeView]:
-    """Start these nodes for another cluster, and return all nodes that it has. Raises ApiError."""
-    ask = ClusterNodesAsk(nodes=list(nodes))
-    return client.ask(f"{_path(project, name)}/nodes", list[ClusterNodeView], ask)
-
-
-def release_nodes(
-    client: ApiClient, project: str, name: str, nodes: Sequence[str]
-) -> list[ClusterNodeView]:
-    """Give these nodes back, and return the nodes that are left. Raises ApiError."""
-    ask = ClusterNodesAsk(nodes=list(nodes))
-    return client.ask(f"{_path(project, name)}/nodes/release", list[ClusterNodeView], ask)
 
 
 def _path(project: str, name: str) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.cli.unit.test_cli_layout import POOL
 
-from cavvy.cli.pool import slurm
-from cavvy.cli.pool.slurm import _make_conf, _make_program, find_pools
+from cavvy.capabilities.clusters import slurm
+from cavvy.capabilities.clusters.slurm import _make_conf, _make_program, find_pools
+from cavvy.capabilities.clusters.wire import PoolShapeView
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client import ApiError
-from cavvy.client.pool_wire import PoolShapeView
 from cavvy.domain.values import replace
 
 

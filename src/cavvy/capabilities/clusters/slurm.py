@@ -18,8 +18,9 @@ from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view.failure import CommandFailure
 
 if TYPE_CHECKING:
+    from cavvy.capabilities.clusters.wire import ClusterNodeView, PoolShapeView
     from cavvy.client import ApiClient
-    from cavvy.client.pool_wire import ClusterNodeView, PoolShapeView, PoolView
+    from cavvy.client.pool_wire import PoolView
 
     Send = Callable[[ApiClient, str, str, Sequence[str]], list[ClusterNodeView]]
 
@@ -62,7 +63,7 @@ def resume(hostlist: str, project: str) -> None:
 
     Nodes that exist are left alone, so Slurm may repeat the call.
     """
-    from cavvy.client.pool_wire import order_nodes
+    from cavvy.capabilities.clusters.wire import order_nodes
 
     _send(hostlist, project, order_nodes, "starting")
 
@@ -72,7 +73,7 @@ def resume(hostlist: str, project: str) -> None:
 @project_option
 def suspend(hostlist: str, project: str) -> None:
     """Remove the nodes of HOSTLIST, such as `burst-[1-3]`: Slurm's SuspendProgram."""
-    from cavvy.client.pool_wire import release_nodes
+    from cavvy.capabilities.clusters.wire import release_nodes
 
     _send(hostlist, project, release_nodes, "removing")
 
@@ -94,8 +95,9 @@ def conf(name: str, project: str, programs: str) -> None:
     Run this on the machine of slurmctld as SlurmUser, then restart slurmctld. SlurmUser must be
     able to use the server: `cavvy login`. The pool's file needs `join`.
     """
+    from cavvy.capabilities.clusters.wire import read_shape
     from cavvy.cli.view.output_file import write_text
-    from cavvy.client.pool_wire import read_pool, read_shape
+    from cavvy.client.pool_wire import read_pool
 
     with session() as client:
         pool, shape = read_pool(client, project, name), read_shape(client, project, name)

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.pool.kubernetes import serve
-from cavvy.cli.pool.slurm import conf, resume, suspend
 from cavvy.cli.reach.arguments import pool_argument
 from cavvy.cli.reach.session import any_project_option, call_server, named, project_option, session
 from cavvy.cli.task.load import yes_option
@@ -142,10 +140,6 @@ def remove(name: str, project: str, yes: bool) -> None:
             confirm(f"remove pool {name} and its {_say_nodes(pool)}?")
         delete_pool(client, project, name)
     click.echo(f"pool {named(project, name)} is removed")
-
-
-for each in (serve, conf, resume, suspend):
-    command.add_command(each)
 
 
 def _say_size(pool: "PoolView") -> str:

@@ -20,8 +20,9 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.values import Struct
 
 if TYPE_CHECKING:
+    from cavvy.capabilities.clusters.wire import ClusterNodeView, PoolShapeView
     from cavvy.client import ApiClient
-    from cavvy.client.pool_wire import ClusterNodeView, PoolShapeView, PoolView
+    from cavvy.client.pool_wire import PoolView
 
 
 _SERVICE = "clusterautoscaler.cloudprovider.v1.externalgrpc.CloudProvider"
@@ -166,7 +167,7 @@ class NodeGroups:
         return encode((1, len(self._read_nodes(self._name_group(ask, 1)))))
 
     def _increase(self, ask: Mapping[int, list[int | bytes]]) -> bytes:
-        from cavvy.client.pool_wire import order_nodes
+        from cavvy.capabilities.clusters.wire import order_nodes
 
         name, more = self._name_group(ask, 2), read_int(ask, 1)
         pool, nodes = self._read_pool(name), self._read_nodes(name)
@@ -257,17 +258,17 @@ class NodeGroups:
         return read_pool(self._client, self._project, name)
 
     def _read_nodes(self, name: str) -> "Sequence[ClusterNodeView]":
-        from cavvy.client.pool_wire import list_cluster_nodes
+        from cavvy.capabilities.clusters.wire import list_cluster_nodes
 
         return list_cluster_nodes(self._client, self._project, name)
 
     def _read_shape(self, name: str) -> "PoolShapeView":
-        from cavvy.client.pool_wire import read_shape
+        from cavvy.capabilities.clusters.wire import read_shape
 
         return read_shape(self._client, self._project, name)
 
     def _release(self, name: str, nodes: Sequence[str]) -> None:
-        from cavvy.client.pool_wire import release_nodes
+        from cavvy.capabilities.clusters.wire import release_nodes
 
         release_nodes(self._client, self._project, name, nodes)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.autoscaler_protocol import call, make, read
 from tests.cli.unit.test_cli_layout import POOL
 
-from cavvy.cli.pool.kubernetes import GroupProblem, NodeGroups
-from cavvy.client.pool_wire import ClusterNodesAsk, ClusterNodeView, PoolShapeView
+from cavvy.capabilities.clusters.kubernetes import GroupProblem, NodeGroups
+from cavvy.capabilities.clusters.wire import ClusterNodesAsk, ClusterNodeView, PoolShapeView
 from cavvy.domain.values import replace
 
 SHAPE = PoolShapeView(
