@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from tests.tracer.torch.test_trace_ranks import forward_flops
+from tests.estimates.torch.test_trace_ranks import forward_flops
 
 from cavvy.capabilities.estimates.tracer.script import trace_script
 
