@@ -10,6 +10,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Self, Unpack
 
 from cavvy.client.array_wire import read_array
+from cavvy.client.errors import ApiError
 from cavvy.client.maintenance_wire import (
     CordonAsk,
     DrainAsk,
@@ -56,6 +57,7 @@ from cavvy.sdk.values import (
 )
 
 if TYPE_CHECKING:
+    from cavvy.client import ApiClient
     from cavvy.spec.fields.task import TaskKeys
 
 Earlier = Job | JobArray | str  # a job that another one waits for, or its name
@@ -219,7 +221,10 @@ class Client:
         check_text(name, "name")
         chosen = self._choose(project)
         with self._connections.use() as connection:
-            detail = connection.job(chosen, name, session=True)
+            try:
+                detail = connection.job(chosen, name, session=True)
+            except ApiError as error:
+                raise _name_array(connection, chosen, name, error) from error
         return Job(self._connections, read_detail(detail))
 
     def jobs(
@@ -423,3 +428,16 @@ class Client:
     def _choose(self, project: str | None = None) -> str:
         check_texts(project=project)
         return project or self._project or self._connections.default_project()
+
+
+def _name_array(connection: "ApiClient", project: str, name: str, error: ApiError) -> ApiError:
+    """Return the error for a job that does not exist: if there is an array of this name, it says
+    how to get the array."""
+    if error.code != "job-not-found" or "." in name:
+        return error
+    try:
+        read_array(connection, project, name)
+    except ApiError:
+        return error
+    hint = f"`Client.array({name!r})` returns it; it has wait, stop, retry and remove"
+    return ApiError(error.code, f"{name} is an array of jobs", hint, error.status)

@@ -2,11 +2,17 @@
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
-from cavvy import AsyncClient, Client, Job
+from cavvy import AsyncClient, Client, Job, JobNotFound
 from cavvy.cli.main import COMMANDS
+from cavvy.client import ApiError
+from cavvy.sdk import client as sdk_client
+from cavvy.sdk.connections import Connections
+from cavvy.sdk.errors import public_errors
 
 # Commands whose method has the name of what it returns or takes.
 NAMED = {
@@ -93,3 +99,30 @@ def test_a_verb_of_the_client_is_that_of_the_job(monkeypatch: pytest.MonkeyPatch
         ("retry", {}),
         ("remove", {}),
     ]
+
+
+def test_the_name_of_an_array_leads_to_the_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = ApiError("job-not-found", "project default has no job", "", 404)
+
+    @contextmanager
+    def use(self: object) -> Iterator[object]:
+        with public_errors():
+            yield SimpleNamespace(job=fail)
+
+    def fail(*names: str, **how: object) -> None:
+        raise missing
+
+    def read(connection: object, project: str, name: str) -> str:
+        if name != "sweep":
+            raise missing
+        return name
+
+    monkeypatch.setattr(Connections, "use", use)
+    monkeypatch.setattr(sdk_client, "read_array", read)
+    client = Client("http://127.0.0.1:1", token="t", project="default")
+    with pytest.raises(JobNotFound, match="sweep is an array") as told:
+        client.wait("sweep")
+    assert "Client.array('sweep')" in told.value.hint
+    for name in ("train", "sweep.0"):
+        with pytest.raises(JobNotFound, match="has no job"):
+            client.wait(name)
