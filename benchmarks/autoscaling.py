@@ -28,7 +28,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights
+from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms, ScalingWeights
 from cavvy.capabilities.simulation.serving.comparison import bound_replica_hours, scale_load
 from cavvy.capabilities.simulation.serving.requests import RequestTrace, read_requests
 from cavvy.capabilities.simulation.serving.rules import (

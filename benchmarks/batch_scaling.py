@@ -20,7 +20,7 @@ from random import Random
 
 from autoscaling import ASKED, read_trace
 
-from cavvy.autoscaler.terms import ScalingTerms, ServiceObservation
+from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms, ServiceObservation
 from cavvy.capabilities.simulation.serving.requests import RequestTrace
 from cavvy.capabilities.simulation.serving.run import AutoscalerController, on_demand_market
 from cavvy.capabilities.simulation.serving.service import (

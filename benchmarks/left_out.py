@@ -20,15 +20,15 @@ from os import cpu_count, environ
 from pathlib import Path
 from random import Random
 
-from cavvy.capabilities.simulation.traces.serving import SpotCapacity, read_capacity, serve, window
-from cavvy.domain.values import asdict
-from cavvy.planner.spot.serving import (
+from cavvy.capabilities.serving.autoscaler.placement import (
     PlacementPolicy,
     ServiceTerms,
     SpotHedge,
     SteadyPlacement,
     SteadyWeights,
 )
+from cavvy.capabilities.simulation.traces.serving import SpotCapacity, read_capacity, serve, window
+from cavvy.domain.values import asdict
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = Path(environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data"))

@@ -22,6 +22,12 @@ from policies_page import keep, make_page, read_results
 from spot import run_held_out
 from unseen import run_unseen
 
+from cavvy.capabilities.serving.autoscaler.placement import (
+    PlacementPolicy,
+    ServiceTerms,
+    SpotHedge,
+    SteadyPlacement,
+)
 from cavvy.capabilities.simulation.traces.driver import NO_MARGINS, Knows, run_job
 from cavvy.capabilities.simulation.traces.fleet import read_jobs, read_pools, run_fleet
 from cavvy.capabilities.simulation.traces.optimum import find_optimum
@@ -44,7 +50,6 @@ from cavvy.capabilities.simulation.traces.trials import (
 )
 from cavvy.planner.deadline.policy import PolicyMargins
 from cavvy.planner.spot.classic import find_policy
-from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, SpotHedge, SteadyPlacement
 from cavvy.planner.spot.view import JobTerms
 
 ROOT = Path(__file__).resolve().parents[1]

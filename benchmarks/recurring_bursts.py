@@ -17,7 +17,7 @@ from itertools import product
 from random import Random
 from typing import NamedTuple
 
-from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms
 from cavvy.capabilities.simulation.serving.requests import RequestTrace
 from cavvy.capabilities.simulation.serving.rules import KedaRule
 from cavvy.capabilities.simulation.serving.run import (

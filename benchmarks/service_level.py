@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 from autoscaling import TRACES, make_setting, read_trace
 
-from cavvy.autoscaler.terms import ScalingTerms, ServiceObservation
+from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms, ServiceObservation
 from cavvy.capabilities.simulation.serving.requests import RequestTrace
 from cavvy.capabilities.simulation.serving.run import AutoscalerController, run_service
 from cavvy.capabilities.simulation.serving.service import SimulatedService

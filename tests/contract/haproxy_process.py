@@ -14,6 +14,7 @@ from tests.system.packages import install_packages
 from tests.system.ports import free_port
 from tests.waits import START_S
 
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.capabilities.serving.gateway.haproxy.configuration import HOLD, is_direct, name_backend
 from cavvy.capabilities.serving.gateway.haproxy.runtime import (
@@ -24,7 +25,6 @@ from cavvy.capabilities.serving.gateway.haproxy.runtime import (
 from cavvy.capabilities.serving.gateway.own_values import describe_owner
 from cavvy.capabilities.serving.server.haproxy_plane import HaproxyPlane
 from cavvy.capabilities.serving.server.listener import ServiceListener
-from cavvy.control.decide.traffic import ServiceTraffic
 
 
 def need_haproxy() -> Path:

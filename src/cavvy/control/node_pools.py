@@ -17,12 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from cavvy.autoscaler.node_pools import (
-    KeepIdle,
-    PoolGang,
-    count_missing,
-    decide_idle,
-)
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.node_pools import (
     as_pool_gang,
@@ -40,6 +34,12 @@ from cavvy.domain.node_pools import CLUSTER_NODE_TAG, MOST_NODES, NodePool, Orde
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money, format_count
 from cavvy.domain.values import Struct, replace
+from cavvy.scheduler.node_pools import (
+    KeepIdle,
+    PoolGang,
+    count_missing,
+    decide_idle,
+)
 from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 

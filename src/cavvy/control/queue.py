@@ -15,7 +15,6 @@ from functools import partial
 
 from msgspec.msgpack import encode
 
-from cavvy.autoscaler.node_pools import GrowPool, WaitForPool, decide_growth, explain_closed
 from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.groups import UNSTARTED, explain_unready, is_founding, is_ready
@@ -84,6 +83,7 @@ from cavvy.domain.values import replace
 from cavvy.planner.candidates import Candidates, jobs_of, rank_candidates
 from cavvy.planner.placements import PlanningContext
 from cavvy.scheduler.maintenance import ReservedHosts
+from cavvy.scheduler.node_pools import GrowPool, WaitForPool, decide_growth, explain_closed
 from cavvy.scheduler.queue import (
     JobPlacement,
     JobScheduler,

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.control.decide.queued_calls import call_at, find_last, find_next, make_anchor
-from cavvy.domain.cloud_events import EventAttributes, to_headers
+from cavvy.capabilities.serving.cloud_events import EventAttributes, to_headers
+from cavvy.capabilities.serving.decide.queued_calls import (
+    call_at,
+    find_last,
+    find_next,
+    make_anchor,
+)
 from cavvy.domain.services import CronTrigger
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec

@@ -3,8 +3,9 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from cavvy.control.decide.replica_markets import find_holder, keep_at, list_elsewhere
-from cavvy.control.decide.service import order_replica
+from cavvy.capabilities.serving.decide.replica_markets import find_holder, keep_at
+from cavvy.capabilities.serving.decide.service import order_replica
+from cavvy.control.decide.task_places import list_elsewhere
 from cavvy.domain.services import ReplicaState, ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import ResourceSpec, TaskSpec

@@ -8,15 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.records import make_job_record
 
-from cavvy.autoscaler.node_pools import (
-    GrowPool,
-    PoolGang,
-    WaitForPool,
-    count_missing,
-    count_nodes,
-    decide_growth,
-    decide_idle,
-)
 from cavvy.control.decide.node_pools import (
     complete_pool_task,
     follow_pool,
@@ -35,6 +26,15 @@ from cavvy.domain.tasks import (
 )
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
+from cavvy.scheduler.node_pools import (
+    GrowPool,
+    PoolGang,
+    WaitForPool,
+    count_missing,
+    count_nodes,
+    decide_growth,
+    decide_idle,
+)
 from cavvy.spec.problems import SpecError
 from cavvy.task_files.pools import parse_pool, read_pool
 

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from cavvy.autoscaler.load import ServiceLoad, count_for_wait
-from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.capabilities.serving.autoscaler.load import ServiceLoad, count_for_wait
+from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms
 from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.values import replace
 

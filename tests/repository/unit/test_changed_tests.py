@@ -29,7 +29,7 @@ def chosen(*changed: str) -> set[str]:
 @pytest.mark.parametrize(
     ("changed", "needed", "spared"),
     [
-        ("src/cavvy/autoscaler/decide.py", "test_autoscaler", "test_mounts"),
+        ("src/cavvy/capabilities/serving/autoscaler/decide.py", "test_autoscaler", "test_mounts"),
         # far below what the test imports itself
         ("src/cavvy/domain/units.py", "test_scheduler_queue", "test_mounts"),
         # loaded by the names of a command and of a provider

@@ -17,13 +17,23 @@ from hypothesis import strategies as st
 from tests.records import make_offer
 from tests.steps import EndlessLoop, limit_steps
 
-from cavvy.autoscaler.decide import ScalingState, decide
-from cavvy.autoscaler.load import ServiceLoad, count_for_wait
-from cavvy.autoscaler.objectives import estimate_goals
-from cavvy.autoscaler.terms import MarketObservation, ScalingTerms, ServiceObservation
+from cavvy.capabilities.serving.autoscaler.decide import ScalingState, decide
+from cavvy.capabilities.serving.autoscaler.load import ServiceLoad, count_for_wait
+from cavvy.capabilities.serving.autoscaler.objectives import estimate_goals
+from cavvy.capabilities.serving.autoscaler.placement import (
+    ServiceTerms,
+    ServiceView,
+    SpotHedge,
+    SteadyPlacement,
+)
+from cavvy.capabilities.serving.autoscaler.terms import (
+    MarketObservation,
+    ScalingTerms,
+    ServiceObservation,
+)
+from cavvy.capabilities.serving.decide.traffic import _spread
 from cavvy.catalog.tables import find_name
 from cavvy.control.decide.canary import NullDistribution, add, draw_normal, find_bound
-from cavvy.control.decide.traffic import _spread
 from cavvy.costs.reconcile import _days
 from cavvy.domain.allocations import Host
 from cavvy.domain.service_loads import TokenTimes
@@ -35,7 +45,6 @@ from cavvy.domain.values import replace
 from cavvy.planner.calendar import TimeInterval, choose_start
 from cavvy.planner.reservations import ReservableType, UsedMachine, _commit, advise_reservations
 from cavvy.planner.spot.cycle import find_price, plan_cycle
-from cavvy.planner.spot.serving import ServiceTerms, ServiceView, SpotHedge, SteadyPlacement
 from cavvy.planner.spot.spells import SpellLengths
 from cavvy.scheduler.packing import AllocationOwner, allocate_across
 from cavvy.scheduler.reclaim import list_loans

@@ -15,8 +15,8 @@ from tests.api.team import OWN, make_service, make_team
 
 from cavvy.capabilities.serving.control.request_bills import RequestBills
 from cavvy.capabilities.serving.control.requests import ServiceStatus
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.figures import add_service
-from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.accounts import Role
 from cavvy.domain.request_bills import KeyWork, RequestWork, TokenUse, name_api
 from cavvy.domain.services import (

@@ -15,14 +15,14 @@ from tests.api.api.test_api_accounts import add, call, code
 from tests.api.api_state import Api, open_api, until
 from tests.contract.engine_stand_in import EngineStandIn
 
-from cavvy.autoscaler.decide import ScalingState
-from cavvy.autoscaler.load import LoadRecord
+from cavvy.capabilities.serving.autoscaler.decide import ScalingState
+from cavvy.capabilities.serving.autoscaler.load import LoadRecord
 from cavvy.capabilities.serving.control import reconciler
+from cavvy.capabilities.serving.decide.service_figures import count_minute
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.keeper import find_requests
 from cavvy.capabilities.serving.server.front import GatewayFront
 from cavvy.client.state import host_name
-from cavvy.control.decide.service_figures import count_minute
-from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.contract.store_suite import NOW, store_url
 
+from cavvy.capabilities.serving.decide.traffic import GatewayCount, ServiceTraffic
 from cavvy.capabilities.serving.server.shared_traffic import SharedTraffic
-from cavvy.control.decide.traffic import GatewayCount, ServiceTraffic
 from cavvy.control.share import WorkShare
 from cavvy.domain.request_bills import KeyWork, RequestWork, TokenUse
 from cavvy.domain.services import ServiceSpec

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.serving.unit.test_decide_service import NOW, RUNS, SPEC, TASK, make
 
-from cavvy.control.decide.bound_requests import (
+from cavvy.capabilities.serving.decide.bound_requests import (
     OFFER_WAIT,
     RETRY_AFTER,
     PlaceNeed,
@@ -15,8 +15,8 @@ from cavvy.control.decide.bound_requests import (
     restrict_to_places,
     share_orders,
 )
-from cavvy.control.decide.replica_markets import ON_DEMAND, place_in_regions
-from cavvy.control.decide.service import (
+from cavvy.capabilities.serving.decide.replica_markets import ON_DEMAND
+from cavvy.capabilities.serving.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     ServiceStep,
@@ -26,6 +26,7 @@ from cavvy.control.decide.service import (
     make_replica_task,
     order_replica,
 )
+from cavvy.control.decide.task_places import place_in_regions
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.service_loads import PlaceLoad, PlaceLoads

@@ -8,13 +8,17 @@ from typing import Any
 
 import pytest
 
-from cavvy.control.decide.webhook_calls import WebhookCalls, calls_for_request, find_challenge
-from cavvy.domain.cloud_events import (
+from cavvy.capabilities.serving.cloud_events import (
     InvalidEvent,
     is_binary,
     parse_event,
     parse_headers,
     to_headers,
+)
+from cavvy.capabilities.serving.decide.webhook_calls import (
+    WebhookCalls,
+    calls_for_request,
+    find_challenge,
 )
 from cavvy.domain.queued_calls import CallState
 from cavvy.domain.services import WebhookSignature, WebhookTrigger

@@ -4,9 +4,9 @@ import ast
 
 import pytest
 
+from cavvy.capabilities.serving.cloud_events import parse_event
 from cavvy.cloud_functions import PLATFORMS, read_function
 from cavvy.cloud_functions.aws_lambda import read_bridge_event, read_record
-from cavvy.domain.cloud_events import parse_event
 
 # https://docs.aws.amazon.com/lambda/latest/dg/with-sqs.html, read 2026-11-24, shortened
 SQS = {

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cavvy.capabilities.serving.decide.request_costs import Division, divide_bill
 from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
-from cavvy.costs.requests import Division, divide_bill
 from cavvy.domain.ledger import EntryKind, QuantityUnit
 from cavvy.domain.request_bills import (
     DividedBill,

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cavvy.capabilities.serving.control.reconciler import service_key
-from cavvy.control.decide.queued_calls import (
+from cavvy.capabilities.serving.decide.queued_calls import (
     call_for_objects,
     count_at_once,
     make_object_event,

@@ -10,9 +10,8 @@ import pytest
 from tests.records import make_job_record
 from tests.serving.unit.test_decide_service import NOW, SPEC, TASK
 
-from cavvy.control.decide.placement import MarketSnapshot, list_usable
-from cavvy.control.decide.replica_markets import ON_DEMAND, list_markets
-from cavvy.control.decide.service import (
+from cavvy.capabilities.serving.decide.replica_markets import ON_DEMAND, list_markets
+from cavvy.capabilities.serving.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     decide_service,
@@ -20,7 +19,8 @@ from cavvy.control.decide.service import (
     make_replica_task,
     order_replica,
 )
-from cavvy.control.decide.traffic import ServiceTraffic, scale
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, scale
+from cavvy.control.decide.placement import MarketSnapshot, list_usable
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.services import ReplicaCount, ReplicaLoss, ReplicaState, ServiceReplica

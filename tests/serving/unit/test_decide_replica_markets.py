@@ -20,17 +20,17 @@ from tests.serving.unit.test_decide_service import (
 )
 
 from cavvy.capabilities.serving.control.reconciler import ServiceMarkets
-from cavvy.control.decide.replica_markets import (
+from cavvy.capabilities.serving.decide.replica_markets import (
     ON_DEMAND,
     find_loss,
     list_markets,
     market_of,
     merge_markets,
     narrow,
-    place_in_regions,
 )
-from cavvy.control.decide.service import ReplicaSeen
-from cavvy.control.decide.traffic import observe, scale
+from cavvy.capabilities.serving.decide.service import ReplicaSeen
+from cavvy.capabilities.serving.decide.traffic import observe, scale
+from cavvy.control.decide.task_places import place_in_regions
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.jobs import AttemptOutcome, JobPhase
 from cavvy.domain.offers import Offer, Purchase

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from cavvy.autoscaler.terms import ScalingTerms
-from cavvy.control.decide.budgets import ServiceStop
-from cavvy.control.decide.service import (
+from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms
+from cavvy.capabilities.serving.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     ServiceStep,
@@ -19,7 +18,8 @@ from cavvy.control.decide.service import (
     order_replica,
     state_of,
 )
-from cavvy.control.decide.traffic import ServiceTraffic, make_terms, observe, scale
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, make_terms, observe, scale
+from cavvy.control.decide.budgets import ServiceStop
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.services import (

@@ -5,21 +5,21 @@ from typing import Any
 
 import pytest
 
-from cavvy.control.decide.budgets import ServiceStop
-from cavvy.control.decide.service import (
+from cavvy.capabilities.serving.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     ServiceStep,
     list_serving,
     order_replica,
 )
-from cavvy.control.decide.update import (
+from cavvy.capabilities.serving.decide.update import (
     as_revision,
     begin_update,
     decide_update,
     remember_former,
     remember_worked,
 )
+from cavvy.control.decide.budgets import ServiceStop
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.service_updates import (
     CandidateRevision,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.autoscaler.decide import ScalingState, decide
-from cavvy.autoscaler.terms import MarketObservation, ServiceObservation
-from cavvy.control.decide.queued_calls import count_at_once
-from cavvy.control.decide.traffic import make_terms
+from cavvy.capabilities.serving.autoscaler.decide import ScalingState, decide
+from cavvy.capabilities.serving.autoscaler.terms import MarketObservation, ServiceObservation
+from cavvy.capabilities.serving.decide.queued_calls import count_at_once
+from cavvy.capabilities.serving.decide.traffic import make_terms
 from cavvy.domain.stored_services import find_open_models
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task

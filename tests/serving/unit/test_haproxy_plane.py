@@ -2,9 +2,9 @@
 
 import pytest
 
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.gateway.haproxy.runtime import HaproxyLoad
 from cavvy.capabilities.serving.server.haproxy_plane import DirectCount, add_direct, add_load
-from cavvy.control.decide.traffic import ServiceTraffic
 
 
 def test_requests_that_haproxy_still_holds_get_older() -> None:

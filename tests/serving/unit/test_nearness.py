@@ -5,7 +5,7 @@ from tests.serving.unit.test_decide_service import SPEC, TASK
 
 from cavvy.capabilities.serving.server.relays import FARTHEST, RoundTrips, add_round_trip
 from cavvy.catalog.regions import list_places_within, places_of
-from cavvy.control.decide.bound_requests import list_possible_places
+from cavvy.control.decide.task_places import list_possible_places
 from cavvy.domain.tasks import ResourceSpec
 from cavvy.domain.values import replace
 

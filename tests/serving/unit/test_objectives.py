@@ -6,16 +6,26 @@ from random import Random
 import msgspec
 import pytest
 
-from cavvy.autoscaler.decide import ScalingState, decide
-from cavvy.autoscaler.load import LoadRecord, ServiceLoad, add_to_hour
-from cavvy.autoscaler.objectives import estimate_goals, find_speeds
-from cavvy.autoscaler.terms import MarketObservation, ScaleReason, ScalingTerms, ServiceObservation
+from cavvy.capabilities.serving.autoscaler.decide import ScalingState, decide
+from cavvy.capabilities.serving.autoscaler.load import LoadRecord, ServiceLoad, add_to_hour
+from cavvy.capabilities.serving.autoscaler.objectives import estimate_goals, find_speeds
+from cavvy.capabilities.serving.autoscaler.terms import (
+    MarketObservation,
+    ScaleReason,
+    ScalingTerms,
+    ServiceObservation,
+)
+from cavvy.capabilities.serving.decide.traffic import (
+    GatewayCount,
+    GatewayTotals,
+    ServiceTraffic,
+    add_reports,
+)
 from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
 from cavvy.capabilities.serving.gateway.token_meter import AnswerTimes, FirstToken
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
 from cavvy.cli.services import _show_objective, _show_speed
 from cavvy.client.service_wire import ObjectiveView, TokenSpeedView
-from cavvy.control.decide.traffic import GatewayCount, GatewayTotals, ServiceTraffic, add_reports
 from cavvy.domain.service_loads import TokenTimes
 from cavvy.domain.services import LatencyGoal, ReplicaRole
 from cavvy.domain.values import replace

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.capabilities.serving.server.router_members import RouterMembers, RouterTarget
-from cavvy.control.decide.replica_groups import (
+from cavvy.capabilities.serving.decide.replica_groups import (
     count_replicas,
     count_room,
     find_network,
@@ -19,7 +18,7 @@ from cavvy.control.decide.replica_groups import (
     prepare_role,
     scale_replicas,
 )
-from cavvy.control.decide.service import (
+from cavvy.capabilities.serving.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     ServiceStep,
@@ -28,8 +27,9 @@ from cavvy.control.decide.service import (
     order_replica,
     state_of,
 )
-from cavvy.control.decide.traffic import ServiceTraffic
-from cavvy.control.decide.update import as_revision, decide_update
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
+from cavvy.capabilities.serving.decide.update import as_revision, decide_update
+from cavvy.capabilities.serving.server.router_members import RouterMembers, RouterTarget
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.service_updates import CandidateRevision
 from cavvy.domain.services import (

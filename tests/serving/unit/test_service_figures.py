@@ -3,8 +3,12 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cavvy.control.decide.service_figures import ServiceMinute, count_minute, make_block
-from cavvy.control.decide.traffic import ServiceTraffic
+from cavvy.capabilities.serving.decide.service_figures import (
+    ServiceMinute,
+    count_minute,
+    make_block,
+)
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.domain.figures import FigureBlock
 from cavvy.domain.service_loads import TokenTimes, bucket_of
 from cavvy.domain.services import ReplicaState, ServiceReplica

@@ -3,10 +3,14 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from cavvy.capabilities.serving.decide.service_figures import (
+    LevelCounts,
+    measure_level,
+    record_level,
+)
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.cli.services import _show_level
 from cavvy.client.service_wire import LevelShares, LevelView
-from cavvy.control.decide.service_figures import LevelCounts, measure_level, record_level
-from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.domain.stored_services import StoredService
 from cavvy.task_files import parse_file
 

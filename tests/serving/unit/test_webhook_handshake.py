@@ -2,7 +2,7 @@
 
 import pytest
 
-from cavvy.control.decide.webhook_calls import (
+from cavvy.capabilities.serving.decide.webhook_calls import (
     ALLOWED_ORIGIN,
     ALLOWED_RATE,
     MOST_PER_MINUTE,

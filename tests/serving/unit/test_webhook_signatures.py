@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.control.decide.webhook_calls import TOLERANCE, sign_standard, verify
+from cavvy.capabilities.serving.decide.webhook_calls import TOLERANCE, sign_standard, verify
 from cavvy.domain.services import WebhookSignature
 
 STANDARD, GITHUB = WebhookSignature.STANDARD, WebhookSignature.GITHUB

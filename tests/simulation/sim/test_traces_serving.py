@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.public_data import data
 
-from cavvy.capabilities.simulation.traces.serving import read_capacity, serve, window
-from cavvy.planner.spot.serving import (
+from cavvy.capabilities.serving.autoscaler.placement import (
     PlacementPolicy,
     ReplicaPlacement,
     ServiceTerms,
@@ -19,6 +18,7 @@ from cavvy.planner.spot.serving import (
     SpotHedge,
     SteadyPlacement,
 )
+from cavvy.capabilities.simulation.traces.serving import read_capacity, serve, window
 
 THREE = ServiceTerms(replicas=3, zones=3, cold_start_s=120, tick_s=30)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms
 from cavvy.capabilities.simulation.serving.comparison import (
     MONTH_HOURS,
     ComparisonTerms,

@@ -31,7 +31,7 @@ from cavvy.control.decide.node_pools import (
     wait_for_offers,
 )
 from cavvy.control.decide.placement import MarketSnapshot, find_placements
-from cavvy.control.decide.replica_markets import list_elsewhere
+from cavvy.control.decide.task_places import list_elsewhere
 from cavvy.control.job_service import TaskSubmission
 from cavvy.control.machine_service import MachineUnfit
 from cavvy.control.parts import NO_DEVICES

@@ -57,7 +57,7 @@ from cavvy.capabilities.edge.rows import SqlEdge
 from cavvy.control.agents.model_folder import read_entries
 from cavvy.control.agents.work import OpenSecrets
 from cavvy.control.clock import ControlClock
-from cavvy.control.decide.bound_requests import is_within
+from cavvy.control.decide.task_places import is_within
 from cavvy.control.job_service import JobServiceError
 from cavvy.domain.audit import AuditEntry, AuditOutcome
 from cavvy.domain.jobs import JobRecord

@@ -21,9 +21,9 @@ from cavvy.capabilities.edge.service import EdgeService
 from cavvy.control.agents.checkpoints import Checkpoints
 from cavvy.control.agents.model_folder import make_model_folder, read_entries
 from cavvy.control.clock import ControlClock
-from cavvy.control.decide.bound_requests import is_within
 from cavvy.control.decide.job import deadline_of
 from cavvy.control.decide.rows import make_event
+from cavvy.control.decide.task_places import is_within
 from cavvy.control.decide.transitions import turn_job
 from cavvy.control.job_service import JobServiceError
 from cavvy.control.parts import FileKeeper

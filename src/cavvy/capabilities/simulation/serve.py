@@ -210,13 +210,13 @@ def _run_rule(
     markets: "Sequence[ReplicaMarket]",
     options: _ServeOptions,
 ) -> "list[ServingScore]":
+    from cavvy.capabilities.serving.decide.traffic import SCALED_EVERY, make_terms
     from cavvy.capabilities.simulation.serving.rules import RULES
     from cavvy.capabilities.simulation.serving.run import (
         AutoscalerController,
         RuleController,
         run_service,
     )
-    from cavvy.control.decide.traffic import SCALED_EVERY, make_terms
     from cavvy.domain.values import replace
 
     if name != _OWN:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cavvy.capabilities.serving.decide.traffic import make_terms
 from cavvy.capabilities.simulation.serving.comparison import (
     ComparisonTerms,
     ServingWay,
@@ -33,7 +34,6 @@ from cavvy.cli.task.available import gather
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import show_dollars
 from cavvy.cli.view.output import TableColumn, json_out, rows_out, text_out
-from cavvy.control.decide.traffic import make_terms
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.services import ReplicaRole, ServiceSpec
 from cavvy.domain.tasks import SpotPolicy, TaskSpec, take_role

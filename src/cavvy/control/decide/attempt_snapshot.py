@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from cavvy.autoscaler.node_pools import KeepIdle
 from cavvy.domain.gangs import GangSeen, GangState
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobRecord, Node, NodePhase
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct
+from cavvy.scheduler.node_pools import KeepIdle
 
 HEARD_LATELY = timedelta(
     seconds=60

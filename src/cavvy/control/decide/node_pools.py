@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from cavvy.autoscaler.node_pools import MARKETS, PoolGang
 from cavvy.control.decide.job import is_free_only
 from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.control.decide.rows import RowChanges, make_event
@@ -16,6 +15,7 @@ from cavvy.domain.tasks import ResourceSpec, SpotPolicy, StatedNeeds, TaskSpec, 
 from cavvy.domain.values import replace
 from cavvy.planner.calendar import find_interval
 from cavvy.planner.candidates import Candidates
+from cavvy.scheduler.node_pools import MARKETS, PoolGang
 
 LOWEST_PRIORITY = -100
 Lines = Sequence[tuple[JobRecord, tuple[Offer, ...]]]

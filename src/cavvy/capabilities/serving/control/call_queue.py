@@ -15,9 +15,7 @@ from datetime import datetime, timedelta
 
 from cavvy.capabilities.serving.control.front import ServiceFront, ServingParts
 from cavvy.capabilities.serving.control.reconciler import service_key
-from cavvy.control.agents.transfers import Transfers
-from cavvy.control.clock import ControlClock
-from cavvy.control.decide.queued_calls import (
+from cavvy.capabilities.serving.decide.queued_calls import (
     call_at,
     call_for_objects,
     count_at_once,
@@ -29,7 +27,13 @@ from cavvy.control.decide.queued_calls import (
     revive,
     settle,
 )
-from cavvy.control.decide.webhook_calls import calls_for_request, find_challenge, verify
+from cavvy.capabilities.serving.decide.webhook_calls import (
+    calls_for_request,
+    find_challenge,
+    verify,
+)
+from cavvy.control.agents.transfers import Transfers
+from cavvy.control.clock import ControlClock
 from cavvy.control.worklist import calls_key
 from cavvy.domain.queued_calls import MOST_BYTES, CallAnswer, CallState, QueuedCall, StoredObject
 from cavvy.domain.services import CronTrigger, EventTrigger, WebhookTrigger

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Protocol
 
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
-from cavvy.control.decide.traffic import ServiceTraffic
 from cavvy.control.job_service import JobService
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.queued_calls import CallAnswer, QueuedCall

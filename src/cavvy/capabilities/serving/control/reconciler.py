@@ -14,8 +14,7 @@ from datetime import datetime, timedelta
 
 from cavvy.capabilities.serving.control.front import ServiceFront, ServingParts
 from cavvy.capabilities.serving.control.request_bills import RequestBills
-from cavvy.control.decide.placement import list_usable
-from cavvy.control.decide.replica_groups import (
+from cavvy.capabilities.serving.decide.replica_groups import (
     EVENTS_PORT,
     SECOND_PORTS,
     find_group,
@@ -24,19 +23,16 @@ from cavvy.control.decide.replica_groups import (
     prepare_role,
     scale_replicas,
 )
-from cavvy.control.decide.replica_markets import (
+from cavvy.capabilities.serving.decide.replica_markets import (
     ANYWHERE,
     find_holder,
     find_loss,
     keep_at,
-    list_elsewhere,
     list_markets,
     merge_markets,
-    place_in_regions,
     uses_spot,
 )
-from cavvy.control.decide.rows import taken_at
-from cavvy.control.decide.service import (
+from cavvy.capabilities.serving.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     ServiceStep,
@@ -45,14 +41,17 @@ from cavvy.control.decide.service import (
     make_replica_task,
     order_replica,
 )
-from cavvy.control.decide.service_figures import (
+from cavvy.capabilities.serving.decide.service_figures import (
     ServiceMinute,
     count_minute,
     make_block,
     record_level,
 )
-from cavvy.control.decide.traffic import SCALED_EVERY, ServiceTraffic
-from cavvy.control.decide.update import as_revision, decide_update
+from cavvy.capabilities.serving.decide.traffic import SCALED_EVERY, ServiceTraffic
+from cavvy.capabilities.serving.decide.update import as_revision, decide_update
+from cavvy.control.decide.placement import list_usable
+from cavvy.control.decide.rows import taken_at
+from cavvy.control.decide.task_places import list_elsewhere, place_in_regions
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.worklist import calls_key
 from cavvy.domain.credentials import split_account

@@ -4,8 +4,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
+from cavvy.capabilities.serving.decide.request_costs import (
+    Division,
+    bill_api,
+    divide_bill,
+    keep_undivided,
+)
 from cavvy.control.decide.bills import ACCRUE
-from cavvy.costs.requests import Division, bill_api, divide_bill, keep_undivided
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.ledger import LedgerSubject
 from cavvy.domain.request_bills import (

@@ -11,10 +11,10 @@ from contextlib import suppress
 from cavvy.capabilities.serving.control.call_queue import QueuedCallRequests, WebhookDeliveries
 from cavvy.capabilities.serving.control.front import ServingParts
 from cavvy.capabilities.serving.control.reconciler import service_key
-from cavvy.control.decide.bound_requests import is_bound_to_places, stays_within
-from cavvy.control.decide.service import list_serving, make_replica_task
-from cavvy.control.decide.traffic import ServiceTraffic
-from cavvy.control.decide.update import begin_update, remember_former, remember_worked
+from cavvy.capabilities.serving.decide.service import list_serving, make_replica_task
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
+from cavvy.capabilities.serving.decide.update import begin_update, remember_former, remember_worked
+from cavvy.control.decide.task_places import is_bound_to_places, stays_within
 from cavvy.control.worklist import calls_key
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.policies import BoundPolicy

@@ -19,19 +19,19 @@ from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import OPEN, in_path, name_user
 from cavvy.api.wire import MIB, read_bytes, reply, view
+from cavvy.capabilities.serving.cloud_events import InvalidEvent
 from cavvy.capabilities.serving.control.call_queue import (
     CallReused,
     QueuedCallRequests,
     QueueFull,
     UnsignedDelivery,
 )
+from cavvy.capabilities.serving.decide.webhook_calls import ALLOWED_ORIGIN, ALLOWED_RATE, grant
 from cavvy.capabilities.serving.keeper import find_requests
 from cavvy.capabilities.serving.routes.services import ServicePath
 from cavvy.client import queue_wire as wire
 from cavvy.client.queue_wire import DeliveryView
-from cavvy.control.decide.webhook_calls import ALLOWED_ORIGIN, ALLOWED_RATE, grant
 from cavvy.domain.accounts import Permission
-from cavvy.domain.cloud_events import InvalidEvent
 from cavvy.domain.queued_calls import (
     ID_PATTERN,
     MOST_BYTES,

@@ -24,13 +24,19 @@ from cavvy.api.routes.views import energy_view, view_tokens
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, in_query, name_user, require
 from cavvy.api.wire import view
-from cavvy.autoscaler.objectives import GoalEstimate
+from cavvy.capabilities.serving.autoscaler.objectives import GoalEstimate
 from cavvy.capabilities.serving.control.requests import (
     NameTaken,
     ServiceRequests,
     ServiceStatus,
     make_admitted,
 )
+from cavvy.capabilities.serving.decide.queued_calls import find_next
+from cavvy.capabilities.serving.decide.service import is_canary, state_of
+from cavvy.capabilities.serving.decide.service_figures import LevelCounts, measure_level
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, read_goals, read_missed_aim
+from cavvy.capabilities.serving.decide.update import as_revision, measure
+from cavvy.capabilities.serving.decide.webhook_calls import LEAST, is_usable
 from cavvy.capabilities.serving.keeper import find_requests
 from cavvy.client import service_wire, wire
 from cavvy.client.addresses import name_host
@@ -53,12 +59,6 @@ from cavvy.client.service_wire import (
 from cavvy.client.state import host_name
 from cavvy.control.agents.model_folder import make_model_folder
 from cavvy.control.decide.canary import CanaryTerms
-from cavvy.control.decide.queued_calls import find_next
-from cavvy.control.decide.service import is_canary, state_of
-from cavvy.control.decide.service_figures import LevelCounts, measure_level
-from cavvy.control.decide.traffic import ServiceTraffic, read_goals, read_missed_aim
-from cavvy.control.decide.update import as_revision, measure
-from cavvy.control.decide.webhook_calls import LEAST, is_usable
 from cavvy.control.running_costs import sum_to_now
 from cavvy.domain.accounts import Permission
 from cavvy.domain.ledger import EntryKind

@@ -15,6 +15,10 @@ from time import monotonic
 
 from cavvy.api.wire import view
 from cavvy.capabilities.serving.control.front import ProbeRecord
+from cavvy.capabilities.serving.decide.replica_groups import as_group, find_group, list_members
+from cavvy.capabilities.serving.decide.service import list_serving
+from cavvy.capabilities.serving.decide.traffic import GatewayCount, ServiceTraffic
+from cavvy.capabilities.serving.decide.update import as_revision
 from cavvy.capabilities.serving.gateway.config import ReplicaAddress, ServiceRoute
 from cavvy.capabilities.serving.gateway.control_socket import (
     AwaitCold,
@@ -47,11 +51,7 @@ from cavvy.capabilities.serving.server.probes import ProbedPort, ReplicaProbes
 from cavvy.capabilities.serving.server.relays import ReplicaRelays
 from cavvy.capabilities.serving.server.router_members import RouterMembers, RouterTarget
 from cavvy.capabilities.serving.server.shared_traffic import SharedTraffic
-from cavvy.control.decide.bound_requests import stays_within
-from cavvy.control.decide.replica_groups import as_group, find_group, list_members
-from cavvy.control.decide.service import list_serving
-from cavvy.control.decide.traffic import GatewayCount, ServiceTraffic
-from cavvy.control.decide.update import as_revision
+from cavvy.control.decide.task_places import stays_within
 from cavvy.domain.queued_calls import CallAnswer, QueuedCall
 from cavvy.domain.request_bills import RequestWork
 from cavvy.domain.services import ServiceReplica, ServiceSpec

@@ -7,6 +7,10 @@ from typing import Literal, get_args
 
 import msgspec
 
+from cavvy.capabilities.serving.decide.replica_groups import count_room
+from cavvy.capabilities.serving.decide.service import is_canary
+from cavvy.capabilities.serving.decide.traffic import make_terms
+from cavvy.capabilities.serving.decide.update import as_revision
 from cavvy.capabilities.serving.gateway.config import (
     AdapterApi,
     AdapterTerms,
@@ -19,15 +23,7 @@ from cavvy.capabilities.serving.gateway.config import (
     RoutingTerms,
     ServiceRoute,
 )
-from cavvy.control.decide.bound_requests import (
-    is_bound_to_places,
-    list_possible_places,
-    stays_within,
-)
-from cavvy.control.decide.replica_groups import count_room
-from cavvy.control.decide.service import is_canary
-from cavvy.control.decide.traffic import make_terms
-from cavvy.control.decide.update import as_revision
+from cavvy.control.decide.task_places import is_bound_to_places, list_possible_places, stays_within
 from cavvy.domain.request_bills import name_api
 from cavvy.domain.services import (
     AdapterRule,

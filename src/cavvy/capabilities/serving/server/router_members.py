@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from urllib.parse import quote
 
+from cavvy.capabilities.serving.decide.replica_groups import url_of
 from cavvy.capabilities.serving.server.probes import ask_program
-from cavvy.control.decide.replica_groups import url_of
 from cavvy.domain.services import ReplicaRole, ServiceReplica
 from cavvy.domain.values import Struct
 

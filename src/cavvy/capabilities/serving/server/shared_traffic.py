@@ -7,7 +7,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from cavvy.control.decide.traffic import GatewayCount, GatewayTotals, ServiceTraffic, add_reports
+from cavvy.capabilities.serving.decide.traffic import (
+    GatewayCount,
+    GatewayTotals,
+    ServiceTraffic,
+    add_reports,
+)
 from cavvy.control.share import WorkShare
 from cavvy.domain.request_bills import KeyWork, RequestWork, merge_work
 from cavvy.domain.stored_services import StoredService

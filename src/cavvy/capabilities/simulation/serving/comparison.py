@@ -16,7 +16,7 @@ from random import Random
 
 from matplotlib.figure import Figure
 
-from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms
 from cavvy.capabilities.simulation.serving.requests import RequestTrace
 from cavvy.capabilities.simulation.serving.run import (
     AutoscalerController,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms
 from cavvy.capabilities.simulation.serving.comparison import MONTH_HOURS
 from cavvy.capabilities.simulation.serving.requests import RequestTrace
 from cavvy.capabilities.simulation.serving.run import (

@@ -11,9 +11,15 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Protocol
 
-from cavvy.autoscaler.decide import ScalingState, decide
-from cavvy.autoscaler.objectives import GoalEstimate
-from cavvy.autoscaler.terms import (
+from cavvy.capabilities.serving.autoscaler.decide import ScalingState, decide
+from cavvy.capabilities.serving.autoscaler.objectives import GoalEstimate
+from cavvy.capabilities.serving.autoscaler.placement import (
+    PlacementPolicy,
+    ServiceTerms,
+    ServiceView,
+    SpotHedge,
+)
+from cavvy.capabilities.serving.autoscaler.terms import (
     MarketObservation,
     ScaleReason,
     ScalingDecision,
@@ -36,7 +42,6 @@ from cavvy.capabilities.simulation.serving.service import (
 from cavvy.domain.service_loads import PromptSums, TokenTimes
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, combine
-from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, ServiceView, SpotHedge
 
 _WARM_S, _WARM_USE = 300.0, 0.8
 _WARM_PROMPTS = 0.5  # the share of time that engines of language models spend on prompts

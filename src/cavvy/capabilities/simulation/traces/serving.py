@@ -10,9 +10,13 @@ the cost nor the availability includes the time of the first cold start.
 from collections.abc import Sequence
 from pathlib import Path
 
+from cavvy.capabilities.serving.autoscaler.placement import (
+    PlacementPolicy,
+    ServiceTerms,
+    ServiceView,
+)
 from cavvy.capabilities.simulation.traces.readers import list_traces, read_series
 from cavvy.domain.values import Struct
-from cavvy.planner.spot.serving import PlacementPolicy, ServiceTerms, ServiceView
 
 # assumed capacity of a zone if its trace records only whether there is any capacity
 _UNLIMITED = 1_000_000

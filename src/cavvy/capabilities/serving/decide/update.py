@@ -8,20 +8,20 @@ blue-green revision gets its full number of replicas, but no requests until all 
 
 from datetime import datetime
 
-from cavvy.control.decide.canary import CanaryJudgement, CanaryTerms, judge, observe
-from cavvy.control.decide.replica_groups import (
+from cavvy.capabilities.serving.decide.replica_groups import (
     count_groups,
     count_replicas,
     decide_replicas,
     fix_count,
     fix_counts,
 )
-from cavvy.control.decide.service import (
+from cavvy.capabilities.serving.decide.service import (
     ServiceSnapshot,
     ServiceStep,
     dismiss,
     is_canary,
 )
+from cavvy.control.decide.canary import CanaryJudgement, CanaryTerms, judge, observe
 from cavvy.domain.service_updates import (
     PROMOTED,
     CandidateRevision,

@@ -24,8 +24,8 @@ from datetime import timedelta
 from math import exp, inf, log, sqrt
 from statistics import NormalDist
 
-from cavvy.autoscaler.load import ServiceLoad, find_late_share
-from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.capabilities.serving.autoscaler.load import ServiceLoad, find_late_share
+from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms
 from cavvy.domain.service_loads import TokenTimes
 from cavvy.domain.services import LatencyGoal, ReplicaRole
 from cavvy.domain.values import Struct, replace

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
-from cavvy.domain.cloud_events import STRUCTURED, EventAttributes, to_headers, to_time
+from cavvy.capabilities.serving.cloud_events import STRUCTURED, EventAttributes, to_headers, to_time
 from cavvy.domain.queued_calls import (
     BUCKET,
     MOST_BYTES,

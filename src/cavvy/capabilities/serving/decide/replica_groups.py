@@ -9,7 +9,7 @@ workers of its own revision, since these have the same weights.
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
-from cavvy.control.decide.service import (
+from cavvy.capabilities.serving.decide.service import (
     ReplicaSeen,
     ServiceSnapshot,
     ServiceStep,
@@ -19,7 +19,7 @@ from cavvy.control.decide.service import (
     find_absent,
     list_serving,
 )
-from cavvy.control.decide.traffic import ServiceTraffic, scale
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, scale
 from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.services import (

@@ -7,11 +7,15 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from cavvy.autoscaler.aims import MissedAim, find_missed_aim
-from cavvy.autoscaler.decide import ScalingState, decide
-from cavvy.autoscaler.objectives import GoalEstimate
-from cavvy.autoscaler.terms import MarketObservation, ScalingTerms, ServiceObservation
-from cavvy.control.decide.replica_markets import ANYWHERE, market_of
+from cavvy.capabilities.serving.autoscaler.aims import MissedAim, find_missed_aim
+from cavvy.capabilities.serving.autoscaler.decide import ScalingState, decide
+from cavvy.capabilities.serving.autoscaler.objectives import GoalEstimate
+from cavvy.capabilities.serving.autoscaler.terms import (
+    MarketObservation,
+    ScalingTerms,
+    ServiceObservation,
+)
+from cavvy.capabilities.serving.decide.replica_markets import ANYWHERE, market_of
 from cavvy.domain.request_bills import RequestWork, merge_work
 from cavvy.domain.service_loads import BatchFit, PlaceLoad, PlaceLoads, PromptSums, TokenTimes
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic

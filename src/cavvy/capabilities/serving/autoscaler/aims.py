@@ -4,9 +4,9 @@ enough."""
 from enum import StrEnum
 from statistics import median
 
-from cavvy.autoscaler.decide import ScalingState
-from cavvy.autoscaler.load import ServiceLoad, count_for_wait
-from cavvy.autoscaler.terms import ScalingTerms
+from cavvy.capabilities.serving.autoscaler.decide import ScalingState
+from cavvy.capabilities.serving.autoscaler.load import ServiceLoad, count_for_wait
+from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms
 from cavvy.domain.services import TargetKind
 from cavvy.domain.values import Struct, replace
 

@@ -5,7 +5,11 @@ replicas are stopped."""
 from math import ceil, erf, exp, inf, log10, pi, sqrt
 from typing import TypeVar
 
-from cavvy.autoscaler.terms import ScalingTerms, ScalingWeights, ServiceObservation
+from cavvy.capabilities.serving.autoscaler.terms import (
+    ScalingTerms,
+    ScalingWeights,
+    ServiceObservation,
+)
 from cavvy.domain.service_loads import BatchFit, PromptSums
 from cavvy.domain.services import TargetKind
 from cavvy.domain.values import Struct, asdict, combine, replace

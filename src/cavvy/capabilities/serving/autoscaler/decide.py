@@ -39,7 +39,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, exp
 from statistics import fmean
 
-from cavvy.autoscaler.load import (
+from cavvy.capabilities.serving.autoscaler.load import (
     LoadRecord,
     ServiceLoad,
     add_to_hour,
@@ -48,9 +48,16 @@ from cavvy.autoscaler.load import (
     estimate_load,
     record_load,
 )
-from cavvy.autoscaler.objectives import GoalEstimate, estimate_goals
-from cavvy.autoscaler.recurring import BurstRecord, expect_rate, record_bursts
-from cavvy.autoscaler.terms import (
+from cavvy.capabilities.serving.autoscaler.objectives import GoalEstimate, estimate_goals
+from cavvy.capabilities.serving.autoscaler.placement import (
+    NEVER_S,
+    ServiceTerms,
+    ServiceView,
+    SteadyPlacement,
+    SteadyRecord,
+)
+from cavvy.capabilities.serving.autoscaler.recurring import BurstRecord, expect_rate, record_bursts
+from cavvy.capabilities.serving.autoscaler.terms import (
     MarketObservation,
     ScaleReason,
     ScalingDecision,
@@ -60,13 +67,6 @@ from cavvy.autoscaler.terms import (
 from cavvy.domain.service_loads import TokenTimes
 from cavvy.domain.services import TargetKind
 from cavvy.domain.values import Struct, field, replace
-from cavvy.planner.spot.serving import (
-    NEVER_S,
-    ServiceTerms,
-    ServiceView,
-    SteadyPlacement,
-    SteadyRecord,
-)
 
 
 class ColdStart(Struct, frozen=True, kw_only=True):

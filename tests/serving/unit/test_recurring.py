@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.autoscaler.aims import AimCause, find_missed_aim
-from cavvy.autoscaler.decide import ColdStart, ScalingState, ServedSums, decide
-from cavvy.autoscaler.recurring import (
+from cavvy.capabilities.serving.autoscaler.aims import AimCause, find_missed_aim
+from cavvy.capabilities.serving.autoscaler.decide import ColdStart, ScalingState, ServedSums, decide
+from cavvy.capabilities.serving.autoscaler.recurring import (
     BurstRecord,
     ExpectedBurst,
     SeenBurst,
     expect_rate,
     record_bursts,
 )
-from cavvy.autoscaler.terms import (
+from cavvy.capabilities.serving.autoscaler.terms import (
     MarketObservation,
     ScaleReason,
     ScalingTerms,

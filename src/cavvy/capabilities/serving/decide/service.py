@@ -7,7 +7,7 @@ from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 from typing import Any
 
-from cavvy.control.decide.bound_requests import (
+from cavvy.capabilities.serving.decide.bound_requests import (
     OFFER_WAIT,
     BoundOrder,
     KeptReplicas,
@@ -21,16 +21,16 @@ from cavvy.control.decide.bound_requests import (
     restrict_to_places,
     share_orders,
 )
-from cavvy.control.decide.budgets import ServiceStop
-from cavvy.control.decide.replica_markets import (
+from cavvy.capabilities.serving.decide.replica_markets import (
     ANYWHERE,
     is_spot,
     list_missing,
     market_of,
     narrow,
-    place_in_regions,
     place_of,
 )
+from cavvy.control.decide.budgets import ServiceStop
+from cavvy.control.decide.task_places import place_in_regions
 from cavvy.domain.jobs import JOB_ENDS, JobPhase
 from cavvy.domain.offers import Offer
 from cavvy.domain.service_loads import PlaceLoads

@@ -24,22 +24,19 @@ that wait for places without capacity could be so many that the service may orde
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from datetime import datetime, timedelta
 
+from cavvy.capabilities.serving.decide.replica_markets import ANYWHERE, ON_DEMAND
 from cavvy.catalog.regions import (
-    list_known_places,
     list_places_around,
-    list_places_within,
     places_of,
-    wished_place,
 )
-from cavvy.control.decide.replica_markets import ANYWHERE, ON_DEMAND, place_in_regions
+from cavvy.control.decide.task_places import place_in_regions
 from cavvy.domain import services
 from cavvy.domain.offers import Offer
 from cavvy.domain.service_loads import PlaceLoads, read_places, write_places
 from cavvy.domain.stored_services import StoredService
-from cavvy.domain.tasks import ResourceSpec, TaskSpec, take_role
+from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.values import Struct, replace
 
 OFFER_WAIT = timedelta(seconds=30)
@@ -261,44 +258,3 @@ def _places_of(market: services.ServingMarket) -> Places:
 def find_places(offer: Offer) -> tuple[str, ...]:
     """Return the names of the known places in which a replica on this offer runs."""
     return tuple(sorted(places_of(offer.provider, offer.region)))
-
-
-def is_bound_to_places(task: TaskSpec) -> bool:
-    """Return whether the replicas of the service must run in some regions."""
-    return all(each.regions for each in place_in_regions(task).resources.choices)
-
-
-def stays_within(task: TaskSpec, other: TaskSpec) -> bool:
-    """Return whether each replica of the service runs where replicas of the other service may."""
-    if not is_bound_to_places(other):
-        return True
-    return _runs_in(task, {wished_place(name) for name in _list_regions(other)})
-
-
-def is_within(task: TaskSpec, place: str) -> bool:
-    """Return whether each replica of the service, or the job, runs in this place, such as eu."""
-    return _runs_in(task, {wished_place(place)})
-
-
-def _runs_in(task: TaskSpec, allowed: AbstractSet[str]) -> bool:
-    parts = [take_role(task, each) for each in task.replica_groups] or [task]
-    return all(
-        is_bound_to_places(each)
-        and all(allowed & list_places_around(name) for name in _list_regions(each))
-        for each in parts
-    )
-
-
-def _list_regions(task: TaskSpec) -> Sequence[str]:
-    return [name for each in place_in_regions(task).resources.choices for name in each.regions]
-
-
-def list_possible_places(task: TaskSpec) -> tuple[str, ...]:
-    """Return the names of the places in which a replica of the service may run. For a service that
-    may run in any region, the result contains all areas and countries.
-    """
-    needs = [each.regions for each in place_in_regions(task).resources.choices]
-    if not all(needs):
-        return tuple(sorted(list_known_places()))
-    found = [list_places_within(region) for regions in needs for region in regions]
-    return tuple(sorted(frozenset().union(*found)))

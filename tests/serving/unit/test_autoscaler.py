@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cavvy.autoscaler.decide import (
+from cavvy.capabilities.serving.autoscaler.decide import (
     ColdStart,
     ScalingState,
     decide,
@@ -19,7 +19,7 @@ from cavvy.autoscaler.decide import (
     place_replicas,
     record_cold_starts,
 )
-from cavvy.autoscaler.load import (
+from cavvy.capabilities.serving.autoscaler.load import (
     LoadRecord,
     ServiceLoad,
     count_agreeing,
@@ -28,7 +28,7 @@ from cavvy.autoscaler.load import (
     estimate_load,
     record_load,
 )
-from cavvy.autoscaler.terms import (
+from cavvy.capabilities.serving.autoscaler.terms import (
     MarketObservation,
     ScaleReason,
     ScalingDecision,

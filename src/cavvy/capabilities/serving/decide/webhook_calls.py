@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import assert_never
 
-from cavvy.domain.cloud_events import (
+from cavvy.capabilities.serving.cloud_events import (
     BATCH,
     STRUCTURED,
     EventAttributes,

@@ -117,23 +117,6 @@ def merge_markets(service: StoredService, found: Sequence[ServingMarket]) -> Sto
 # Regions
 
 
-def place_in_regions(task: TaskSpec) -> TaskSpec:
-    """Return the task, restricted to the regions and the area of its service, if it has one."""
-    spec = task.service
-    if spec is None:
-        return task
-    regions = spec.regions or ((spec.residency,) if spec.residency else ())
-
-    def restrict(needs: ResourceSpec) -> ResourceSpec:
-        kept = needs.regions if spec.residency and not spec.regions else ()
-        return replace(needs, regions=kept or regions)
-
-    if not regions:
-        return task
-    choices = tuple(restrict(each) for each in task.resources.any_of)
-    return replace(task, resources=replace(restrict(task.resources), any_of=choices))
-
-
 # How markets affect replicas
 
 
@@ -195,13 +178,6 @@ def _may_be_here(replica: ServiceReplica) -> bool:
     if replica.state is ReplicaState.ENDED or (replica.providers and HERE not in replica.providers):
         return False
     return not replica.gang and (not replica.place or replica.place.startswith(f"{HERE}/"))
-
-
-def list_elsewhere(task: TaskSpec, providers: Collection[str]) -> tuple[str, ...]:
-    """Return the providers where the task may run, except the server's own machine."""
-    choices = task.resources.choices
-    named = {each for need in choices for each in list_sellers(need.providers) or providers}
-    return tuple(sorted(named & {*providers} - {HERE}))
 
 
 def keep_at(task: TaskSpec, providers: Collection[str]) -> TaskSpec:

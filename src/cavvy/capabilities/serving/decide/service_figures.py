@@ -12,7 +12,7 @@ from math import nan
 
 import msgspec
 
-from cavvy.control.decide.traffic import ServiceTraffic, find_former
+from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, find_former
 from cavvy.domain.figures import FigureBlock, FigureColumns
 from cavvy.domain.service_loads import find_quantile
 from cavvy.domain.services import ReplicaState, ServiceLevel

@@ -1,0 +1,1 @@
+"""What is decided about services: pure functions of what was observed."""
