@@ -13,10 +13,8 @@ import click
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.tasks import SpotPolicy
 from cavvy.domain.values import Struct
+from cavvy.frame.discover import load_all
 from cavvy.spec.fields.params import escape
-
-# One folder per template: a task file, a program and, if it needs packages, their names.
-TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
 @click.command("init")
@@ -66,12 +64,16 @@ def command(
     _next_steps(str(file))
 
 
-def _templates() -> dict[str, Path]:
-    return {
-        folder.name: folder
-        for folder in sorted(TEMPLATES.iterdir())
-        if (folder / "task.yaml").is_file()
-    }
+def list_templates() -> dict[str, Path]:
+    """Return the folders of the templates that capabilities contribute: each has a task file, a
+    program and, if it needs packages, their names. Of two with one name, the first counts.
+    """
+    files = [
+        file
+        for _, package in load_all(lambda each: [each.templates] if each.templates else [])
+        for file in Path(package.__file__).parent.glob("*/task.yaml")
+    ]
+    return dict(sorted({file.parent.name: file.parent for file in reversed(files)}.items()))
 
 
 def _list_templates() -> None:
@@ -79,7 +81,7 @@ def _list_templates() -> None:
 
     rows = [
         (name, (folder / "task.yaml").read_text().splitlines()[0].lstrip("# "))
-        for name, folder in _templates().items()
+        for name, folder in list_templates().items()
     ]
     rows_out([TableColumn("template"), TableColumn("shows", "WHAT IT SHOWS", wrap=True)], rows)
     click.echo("write a template: cavvy init --template NAME [FOLDER]")
@@ -90,7 +92,7 @@ def _copy_template(name: str, folder: Path) -> None:
 
     from cavvy.cli.view.output_file import make_folder, open_output
 
-    found = _templates()
+    found = list_templates()
     if name not in found:
         close = get_close_matches(name, found, n=1)
         hint = f"did you mean {close[0]}?" if close else "`cavvy init --list` lists the templates"

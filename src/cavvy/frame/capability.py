@@ -90,6 +90,7 @@ class Capability(NamedTuple):
     summary: str  # a sentence: what users can do with it
     commands: tuple[Command, ...] = ()
     modes: tuple[Mode, ...] = ()
+    templates: str = ""  # the package in whose folders templates of `cavvy init` lie
     docs: tuple[str, ...] = ()  # its pages, as paths below `docs`
     needs: tuple[str, ...] = ()  # the capabilities on which it stands
     # those that a part of it uses; without one, this part says what is missing, and the rest works

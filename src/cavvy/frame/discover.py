@@ -45,9 +45,12 @@ def list_file_tools() -> Sequence[str]:
 
 
 def load(place: str) -> Any:
-    """Return what a description names as MODULE:NAME. Raises what the import raises."""
+    """Return what a description names as MODULE:NAME, or a module. Raises what the import
+    raises.
+    """
     module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
+    found = import_module(module)
+    return getattr(found, name) if name else found
 
 
 def load_all(pick: Callable[[Capability], Iterable[str]]) -> Iterator[tuple[Capability, Any]]:

@@ -103,7 +103,7 @@ NOT_RUN = {
     (
         "guides/templates.md",
         "cavvy run",
-    ): "PyTorch; tests/train/system/test_templates.py runs templates",
+    ): "PyTorch; tests/templates/system/test_templates.py runs templates",
     ("guides/train.md", "make setup"): "an installation",
     ("tutorials/first-job.md", "make setup"): "an installation, which CI has made",
     ("tutorials/training-with-resume.md", ""): "PyTorch; a test of the example runs it",

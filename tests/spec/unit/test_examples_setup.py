@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import cavvy
+from cavvy.cli.init import list_templates
 from cavvy.task_files import parse_file
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -15,7 +15,7 @@ FILES = [
     EXAMPLES / "digits/task.yaml",
     EXAMPLES / "distributed/task.yaml",
     EXAMPLES / "distributed/ray.yaml",
-    *sorted((Path(cavvy.__file__).parent / "templates").glob("*/task.yaml")),
+    *sorted(folder / "task.yaml" for folder in list_templates().values()),
 ]
 
 

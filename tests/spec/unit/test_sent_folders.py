@@ -24,7 +24,7 @@ from cavvy.spec.workdir import FreezeError, list_folder
 from cavvy.task_files import ReadOptions, load_task
 
 # the capabilities of commands that write files
-OWNERS = {"diagram": "choose", "mcp": "mcp", "edge": "edge", "init": "core", "audit": "core"}
+OWNERS = {"diagram": "choose", "mcp": "mcp", "edge": "edge", "init": "templates", "audit": "core"}
 
 
 @pytest.fixture

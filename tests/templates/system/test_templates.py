@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cavvy.cli.init import TEMPLATES
+from cavvy.capabilities import templates
+from cavvy.cli.init import list_templates
 from cavvy.cli.main import cli
 from cavvy.spec.uses import NAME, make_wheel, write_wheel
 from cavvy.task_files import ReadOptions, load_tasks
 
-NAMES = sorted(path.parent.name for path in TEMPLATES.glob("*/task.yaml"))
+TEMPLATES = Path(templates.__file__).parent
+NAMES = sorted(list_templates())
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 # template -> arguments of a short run, what it says, and the least (or most) that the number in it
