@@ -35,8 +35,8 @@ from cavvy.capabilities.functions.frames import (
 )
 
 _LOST_TRIES = 3  # how often a call is started again after its process has ended
-_SHORT_S = 0.02  # calls shorter than this are sent to a process before it is free
-_AHEAD = 4  # how many of them
+_AHEAD_S = 0.02  # short calls of this length together are sent to a process before it is free
+_MOST_AHEAD = 32
 _IDLE_LOOK_S = 1.0
 _KILL_S = 5.0
 
@@ -306,8 +306,7 @@ class Served:
     def pump(self) -> None:
         """Give waiting calls to processes that are free, and start processes for the others."""
         self._pumped = False
-        ahead = _AHEAD if self._mean_s < _SHORT_S and self.concurrency == 1 else 0
-        for depth in range(self.concurrency + ahead):
+        for depth in range(self._count_given()):
             for worker in self.workers:
                 if worker.ready and len(worker.calls) <= depth and not self._give(worker):
                     return
@@ -341,9 +340,19 @@ class Served:
         call.over = True
         call.caller.answer(call, head, body)  # type: ignore[attr-defined]  # it is a Caller
         remove(call.head.get("file", ""))
-        if worker.calls:
+        if worker.calls and self.concurrency == 1:
             self.watch(next(iter(worker.calls.values())))
-        self.pump()
+        most = self._count_given()
+        while len(worker.calls) < most and self._give(worker):
+            pass
+
+    def _count_given(self) -> int:
+        """Return how many calls a process is given: more than it runs at a time if they are short,
+        so it need not wait for the next one.
+        """
+        if self.concurrency > 1:
+            return self.concurrency
+        return 1 + min(_MOST_AHEAD, int(_AHEAD_S / max(self._mean_s, 1e-6)))
 
     def spec_of(self, call: BrokerCall) -> dict[str, Any]:
         """Return the options of the function or method that is called."""

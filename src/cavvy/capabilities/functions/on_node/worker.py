@@ -17,7 +17,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar
+from time import monotonic, sleep
 from typing import Any, TextIO
 
 if __name__ == "__main__":  # the root of the files that were sent with the working folder
@@ -28,6 +30,7 @@ from cavvy.capabilities.functions.app import MAIN, find_app
 from cavvy.capabilities.functions.errors import NotSendable
 from cavvy.capabilities.functions.frames import MOST_BYTES, CallFrames, Head, pack
 
+_TOGETHER_S = 0.004  # for which results wait for each other
 _PARTS = 32  # values of a generator that are sent before the caller must take some
 _current: ContextVar[Head | None] = ContextVar("current", default=None)
 
@@ -40,6 +43,7 @@ class WorkerProcess:
         self._connection, self._reader = connection, CallFrames()
         self._inbox: deque[tuple[Head, bytes]] = deque()
         self._lock = threading.Lock()
+        self._outbox, self._held = bytearray(), threading.Event()
         self._credit: dict[int, threading.Semaphore] = {}
         self._cancelled: set[int] = set()
         self._files = 0
@@ -58,6 +62,7 @@ class WorkerProcess:
         except BaseException as error:  # noqa: BLE001 - the code raises anything
             self.send({"op": "broken", "id": 0, "text": explain_load(error)})
             return
+        threading.Thread(target=self._send_held, daemon=True, name="results").start()
         self.send({"op": "ready", "id": 0})
         self.app = app
         try:
@@ -70,8 +75,31 @@ class WorkerProcess:
                 each.leave()
 
     def send(self, head: Head, body: bytes = b"") -> None:
+        """Send a frame, at once unless more calls wait here: then the frames of a few milliseconds
+        leave together, which spares the broker and the caller work.
+        """
         with self._lock:
-            self._connection.sendall(pack(head, body))
+            held = bool(self._outbox)
+            self._outbox += pack(head, body)
+            if self._inbox and len(self._outbox) < MOST_BYTES:
+                if not held:
+                    self._held.set()  # another thread sends it soon, even if the next call is long
+                return
+            self._send_outbox()
+
+    def _send_outbox(self) -> None:
+        if self._outbox:
+            data, self._outbox = self._outbox, bytearray()
+            self._connection.sendall(data)
+
+    def _send_held(self) -> None:
+        """Send what is held, a few milliseconds later."""
+        while True:
+            self._held.wait()
+            self._held.clear()
+            sleep(_TOGETHER_S)
+            with self._lock, suppress(OSError):
+                self._send_outbox()
 
     def _run_one_by_one(self) -> None:
         while (found := self._next()) is not None:
@@ -154,8 +182,6 @@ class WorkerProcess:
     ) -> list[tuple[Head, bytes]]:
         """Return the calls of a batch: those that have arrived until it is full, or until the time
         since the first is over."""
-        from time import monotonic
-
         joined, until = [first], monotonic() + wait_s
         rest: list[tuple[Head, bytes]] = []
         while len(joined) < most:
