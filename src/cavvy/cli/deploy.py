@@ -8,6 +8,7 @@ import click
 from cavvy.cli.reach.arguments import JOBS_LISTING, complete_jobs
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.task.load import param_option, yes_option
+from cavvy.cli.task.programs import DeployCommand
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import NameArgument
 from cavvy.cli.view.output import json_option
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from cavvy.client.model_wire import ModelView
 
 
-@click.command("deploy")
+@click.command("deploy", cls=DeployCommand)
 @click.argument(
     "name",
     cls=NameArgument,
     listing=JOBS_LISTING,
-    metavar="JOB|MODEL@NUMBER",
+    metavar="JOB|MODEL@NUMBER|FILE.py",
     shell_complete=complete_jobs,
 )
 @click.option("--as", "service", required=True, metavar="NAME", help="The name of the service.")
@@ -70,6 +71,9 @@ def command(
 
     MODEL@NUMBER, or MODEL@LABEL with a label of `cavvy model promote`, serves a version that `cavvy
     model publish` published. If it was not published from a job, pass --service.
+
+    FILE.py deploys the functions of its apps, for calls from any program; it takes only --project
+    and --yes.
     """
     from cavvy.cli.reach.names import find_job
     from cavvy.cli.reach.published import find_version

@@ -119,6 +119,6 @@ class Capability(NamedTuple):
     # counts
     exports: tuple[Export, ...] = ()
     # functions that recognise Python files which `cavvy run` does not submit as scripts:
-    # `find(text)` returns the function that runs the file (`cli.task.programs.Program`), or None
+    # `find(text)` returns what runs and deploys the file (`cli.task.programs.Program`), or None
     programs: tuple[str, ...] = ()
     tools: tuple[str, ...] = ()  # functions that coding agents may call: they read, or cost nothing

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.wire import Submitted
     from cavvy.domain.jobs import RunOrigin
-    from cavvy.domain.tasks import TaskSpec
+    from cavvy.domain.tasks import Scalar, TaskSpec
     from cavvy.sdk.task import Task
     from cavvy.task_files import LoadedTask
 
@@ -49,6 +49,21 @@ class SubmitOptions:
     files: Mapping[str, Path] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentTask:
+    """A task whose files are at the server. `notes` are remarks about the working folder, for
+    example about files that were left out.
+    """
+
+    text: str
+    project: str
+    path: str
+    params: "Mapping[str, Scalar]"
+    origin: "RunOrigin"
+    notes: tuple[str, ...]
+    budget: bool  # whether the task limits its cost, which counts as consent
+
+
 def submit_task(
     connection: "ApiClient",
     task: "Task",
@@ -59,31 +74,49 @@ def submit_task(
     """Queue the task. Returns the job, and remarks about the working folder, for example about
     files that were left out. Raises InvalidTask, ApiError, FreezeError, SettingsError.
     """
+    ceiling_micros = _read_ceiling(options.max_cost)
+    prepared = prepare_task(connection, task, options, home, find_project)
+    made = connection.submit(
+        prepared.text,
+        project=prepared.project,
+        path=prepared.path,
+        params=prepared.params,
+        origin=prepared.origin,
+        name=options.name,
+        user=getpass.getuser(),
+        # a budget in the task counts as consent, as it does for a command without a terminal
+        consent=options.consent or ceiling_micros is not None or prepared.budget,
+        ceiling_micros=ceiling_micros,
+        key=make_key(),
+    )
+    return made, prepared.notes
+
+
+def prepare_task(
+    connection: "ApiClient",
+    task: "Task",
+    options: SubmitOptions,
+    home: str | None,
+    find_project: Callable[[], str],
+) -> SentTask:
+    """Check the task and upload its files. Raises what `submit_task` raises."""
     loaded = task._load(options.params, now=datetime.now(UTC))
     _check(loaded)
     _check_array(loaded.task, wanted=options.array)
-    ceiling_micros = _read_ceiling(options.max_cost)
     named = options.project or loaded.task.project
     project = find_project() if named == USUAL_PROJECT and not options.project else named
     origin, notes = _make_origin(
         connection, project, loaded, home, sent=task.sent, files=options.files
     )
-    made = connection.submit(
-        loaded.text,
+    return SentTask(
+        text=loaded.text,
         project=project,
         path=task.path,
         params=task._join_params(options.params),
         origin=origin,
-        name=options.name,
-        user=getpass.getuser(),
-        # a budget in the task counts as consent, as it does for a command without a terminal
-        consent=options.consent
-        or ceiling_micros is not None
-        or loaded.task.limits.budget is not None,
-        ceiling_micros=ceiling_micros,
-        key=make_key(),
+        notes=notes,
+        budget=loaded.task.limits.budget is not None,
     )
-    return made, notes
 
 
 def _check(loaded: "LoadedTask") -> None:

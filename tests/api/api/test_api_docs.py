@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (82, "62ab8fa3c8789c56")
+ROUTES = (83, "9fbc110eca5f41cb")
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from tests.system.server_state import home_with_jobs
 
+from cavvy.client import connect
+
 pytestmark = pytest.mark.system
 _APP = """
 import asyncio, os, sys, threading, time
@@ -248,3 +250,45 @@ def test_functions_without_a_file_are_sent_as_code(home: Path, tmp_path: Path) -
         "locked (<string>:9) uses the global `lock` in line 11, a lock, which cannot be sent to "
         "another process",
     ], done.stderr
+
+
+def test_a_deployed_app_is_called_by_name(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import cavvy\n"
+        "app = cavvy.App('embed')\n"
+        "@app.function(idle='1s')\n"
+        "def square(x): return x * x\n"
+        "@app.function()\n"
+        "def count(n): yield from range(n)\n"
+    )
+    deploy = [sys.executable, "-m", "cavvy", "deploy", "app.py"]
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+        return done.stdout + done.stderr
+
+    assert "deployed in project default" in run(*deploy)
+    assert "is deployed already" in run(*deploy)
+    code = (
+        "import cavvy\n"
+        "square, count = (cavvy.Function.lookup('embed', x) for x in ('square', 'count'))\n"
+        "print(square.remote(5), list(count.remote(3)), list(square.map([1, 2])))\n"
+        "try: cavvy.Function.lookup('embed', 'cube')\n"
+        "except cavvy.CavvyError as error: print(error)\n"
+    )
+    called = (
+        "25 [0, 1, 2] [1, 4]\nthe app embed has no function cube\n  hint: it has square, count\n"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [each.communicate(timeout=120)[0] for each in both] == [called] * 2
+    with connect() as client:
+        assert sum(each.name.startswith("embed") for each in client.jobs("default").jobs) == 1
+    text = (tmp_path / "app.py").read_text()
+    (tmp_path / "app.py").write_text(text.replace("x * x", "x * x + 1"))
+    assert "deployed in project default" in run(*deploy)
+    assert run(sys.executable, "-c", code).startswith("26 [0, 1, 2] [2, 5]")

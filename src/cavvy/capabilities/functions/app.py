@@ -100,16 +100,22 @@ class Function:
     ) -> None:
         self.app, self.name, self.raw, self.options = app, name, raw, options
         self.owner, self.given = owner, given  # of a method: its class, and the class's arguments
+        # whether a call yields values
+        self.is_generator = inspect.isgeneratorfunction(raw) or inspect.isasyncgenfunction(raw)
         if raw is not None:
             self.__doc__, self.__wrapped__ = raw.__doc__, raw
             self.__name__, self.__qualname__ = raw.__name__, raw.__qualname__
             self.__module__ = raw.__module__
 
-    @property
-    def is_generator(self) -> bool:
-        """Whether a call yields values."""
-        raw = self.raw
-        return inspect.isgeneratorfunction(raw) or inspect.isasyncgenfunction(raw)
+    @staticmethod
+    def lookup(app: str, name: str, *, project: str | None = None) -> "Function":
+        """Return a function of an app that `cavvy deploy` has deployed, by its name: for a method,
+        CLASS.METHOD. Raises CavvyError if there is none.
+        """
+        found: Function = load("cavvy.capabilities.functions.deployed:find_function")(
+            app, name, project
+        )
+        return found
 
     @property
     def remote(self) -> BothWays[..., Any]:
@@ -324,10 +330,7 @@ class App:
             raise InvalidArgument(
                 f"App: {name!r} is no name of an app", "use a-z, 0-9 and -, such as embed"
             )
-        self.name, self.image, self.project = name, image, project
-        self.functions: dict[str, Function] = {}
-        self.classes: dict[str, FunctionClass] = {}
-        self.entry: Callable[..., Any] | None = None  # the function marked with `main`
+        self._set(name, image, project)
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
             frame = frame.f_back
@@ -336,8 +339,23 @@ class App:
             frame.f_globals.get("__name__", "__main__"),
             os.path.abspath(file) if file and os.path.isfile(file) else "",
         )
-        self._run: CallRunner | None = None
         _apps[name] = self
+
+    @classmethod
+    def looked_up(cls, name: str) -> "App":
+        """Return an app of which only the name is known here."""
+        made = cls.__new__(cls)
+        made._set(name, None, None)
+        return made
+
+    def _set(self, name: str, image: FunctionImage | None, project: str | None) -> None:
+        self.name, self.image, self.project = name, image, project
+        self.functions: dict[str, Function] = {}
+        self.classes: dict[str, FunctionClass] = {}
+        self.entry: Callable[..., Any] | None = None  # the function marked with `main`
+        self.place = CodePlace("", "")
+        self.consent = False  # to what the jobs cost
+        self.runner: CallRunner | None = None
 
     def function(self, raw: Callable[..., Any] | None = None, **keys: Any) -> Any:
         """Make a function one of the app: `@app.function(cpu=4, retries=2)`. The arguments are
@@ -384,10 +402,12 @@ class App:
         return add if raw is None else add(raw)
 
     @contextmanager
-    def run(self, *, quiet: bool = False) -> Iterator[CallRunner]:
+    def run(self, *, quiet: bool = False, consent: bool = False) -> Iterator[CallRunner]:
         """Keep the app's jobs running inside a `with` block. Without it, the first call starts
-        them, and the end of the program stops them.
+        them, and the end of the program stops them. With `consent`, they may cost money; without,
+        only offers that are free are used, and others raise ConsentNeeded.
         """
+        self.consent = self.consent or consent
         run = self.running(quiet=quiet)
         try:
             yield run
@@ -396,11 +416,11 @@ class App:
 
     def running(self, *, quiet: bool = False) -> "CallRunner":
         """Return the jobs of the app in this program."""
-        if self._run is None or self._run.closed:
+        if self.runner is None or self.runner.closed:
             # `import cavvy` and nodes need no client of the control plane
-            self._run = load("cavvy.capabilities.functions.calls:AppRun")(self, quiet=quiet)
-        assert self._run is not None
-        return self._run
+            self.runner = load("cavvy.capabilities.functions.calls:AppRun")(self, quiet=quiet)
+        assert self.runner is not None
+        return self.runner
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return _find_app, (self.name,)

@@ -32,7 +32,7 @@ from cavvy.capabilities.functions.link import (
 )
 
 if TYPE_CHECKING:
-    from cavvy.capabilities.functions.jobs import FunctionJob
+    from cavvy.capabilities.functions.jobs import FunctionJob, JobSource
 
 _FIRST = 4  # calls of a `map` that are sent one by one
 _WINDOW = 512  # calls of a `map` without a result
@@ -89,8 +89,15 @@ class AppRun:
     need.
     """
 
-    def __init__(self, app: App, *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        quiet: bool = False,
+        find_source: "Callable[[Function], tuple[str, JobSource]] | None" = None,
+    ) -> None:
         self.app, self.closed = app, False
+        self._find_source = find_source or self._find_own
         self._quiet = quiet
         self._links: dict[str, BrokerLink] = {}
         self._jobs: list[FunctionJob] = []
@@ -228,19 +235,25 @@ class AppRun:
                 if "" not in self._links:
                     self._links[""] = BrokerLink(lambda: dial_broker(path), None)
                 return self._links[""]
-        owner = function.owner
-        options = function.options if owner is None else owner.options
-        key = json.dumps(options.to_keys(self.app.image), sort_keys=True, default=str)
         with self._lock:
             if self.closed:
                 raise WorkerLost("the app was closed in this program")
+            key, source = self._find_source(function)
             if key not in self._links:
                 from cavvy.capabilities.functions.jobs import FunctionJob
 
-                job = FunctionJob(self.app, key, first=owner or function, quiet=self._quiet)
+                job = FunctionJob(source, quiet=self._quiet)
                 self._jobs.append(job)
-                self._links[key] = BrokerLink(job.dial, None if self._quiet else print_line)
+                tell = None if self._quiet or source.stays else print_line
+                self._links[key] = BrokerLink(job.dial, tell)
             return self._links[key]
+
+    def _find_own(self, function: Function) -> "tuple[str, JobSource]":
+        from cavvy.capabilities.functions.jobs import OwnJob, make_key
+
+        key = make_key(self.app, function)
+        first = function.name if function.owner is None else function.owner.name
+        return key, OwnJob(self.app, key, first)
 
 
 class MappedCalls:

@@ -1,6 +1,6 @@
 """What functions contribute."""
 
-from cavvy.frame.capability import Capability, Export
+from cavvy.frame.capability import Capability, Export, OwnTables
 
 _APP = "cavvy.capabilities.functions.app"
 _ERRORS = "cavvy.capabilities.functions.errors"
@@ -8,6 +8,13 @@ CAPABILITY = Capability(
     name="functions",
     summary="Run Python functions on any node: `cavvy.App`, `@app.function`, `@app.cls`.",
     docs=("concepts/functions.md",),
+    routes=("cavvy.capabilities.functions.routes:router",),
+    errors="cavvy.capabilities.functions",
+    tables=OwnTables(
+        "cavvy.capabilities.functions",
+        of_projects=("function_jobs",),
+        snapshots=("function_jobs",),
+    ),
     exports=(
         Export("App", f"{_APP}:App"),
         Export("Function", f"{_APP}:Function"),

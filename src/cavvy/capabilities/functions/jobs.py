@@ -7,15 +7,15 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cavvy.capabilities.functions import payload
-from cavvy.capabilities.functions.app import MAIN, App, Function, FunctionClass, name_place
+from cavvy.capabilities.functions.app import MAIN, App, Function, name_place
 from cavvy.capabilities.functions.errors import AppBroken, NotSendable
 from cavvy.capabilities.functions.frames import pack
 from cavvy.sdk.connections import Connections
@@ -29,153 +29,191 @@ if TYPE_CHECKING:
 
 ROOT = ".cavvy/functions"  # where the files lie in the working folder
 _SPEC, _CODE = f"{ROOT}/app.json", f"{ROOT}/code.pkl"
-_BROKER = f"{ROOT}/cavvy/capabilities/functions/on_node/broker.py"
+_PROGRAMS = f"{ROOT}/cavvy/capabilities/functions/on_node"
+_ON_NODES = (
+    "__init__", "app", "calls", "capability", "errors", "frames", "image", "link", "options",
+    "payload",
+)  # fmt: skip
 _PACKAGE = Path(__file__).parents[2]  # of cavvy
 _ALONE_S = 60.0  # after which the job of a program ends that is gone
 _LOOK_S = 0.25  # between two looks at the job
 _DIAL_S = 0.004  # between two tries to connect on this machine
 _HERE_S = 2.0  # after which a running job is not on this machine
-_ENDED = ("done", "failed", "stopped")
+ENDED = ("done", "failed", "stopped")
+
+
+class JobPlace(NamedTuple):
+    """A submitted job, and the path of the socket at which its callers on this machine meet it."""
+
+    project: str
+    id: str
+    meet: str
+
+
+class JobSource(Protocol):
+    """Where the job of functions comes from: `OwnJob`, or the one of a deployed app."""
+
+    name: str  # of the app
+    stays: bool  # whether the job goes on when this program ends
+
+    def find(self, connections: Connections) -> JobPlace:
+        """Return the job; submit it, unless it waits or runs. Raises CavvyError."""
+        ...
+
+
+class OwnJob:
+    """The job of an app's functions that need the same kind of node; `key` has what they need. It
+    ends with this program.
+    """
+
+    stays = False
+
+    def __init__(self, app: App, key: str, first: str) -> None:
+        self.name = app.name
+        self._app, self._key, self._first = app, key, first
+        self._place: JobPlace | None = None
+
+    def find(self, connections: Connections) -> JobPlace:
+        place = self._place
+        if place is None or look_at(connections, place) in ENDED:
+            meet = make_meeting_place(token_hex(8)) if place is None else place.meet
+            task, files = make_task(self._app, self._key, [meet, self._first], 0.0)
+            options = SubmitOptions(
+                project=self._app.project, files=files, consent=self._app.consent
+            )
+            with connections.use() as connection:
+                made, _ = submit_task(connection, task, options, None, connections.default_project)
+            self._place = place = JobPlace(made.project, made.id, meet)
+        return place
 
 
 class FunctionJob:
-    """The job of the functions that need the same kind of node; `key` has what they need."""
+    """Connects to the broker in the job of functions."""
 
-    def __init__(
-        self, app: App, key: str, *, first: Function | FunctionClass, quiet: bool = False
-    ) -> None:
-        self.app, self._key, self._first, self._quiet = app, key, first, quiet
+    def __init__(self, source: JobSource, *, quiet: bool = False) -> None:
+        self._source, self._quiet = source, quiet
         self._connections = Connections(None, None, None)
-        self._project = self._name = self._id = ""
+        self._place: JobPlace | None = None
         self._tunnel: Tunnel | None = None
-        self._meet = ""
 
     def dial(self) -> socket.socket:
         """Return a connection to the broker. Start the job, unless it runs. Raises CavvyError."""
-        if self._id and self._look() in _ENDED:
-            self._id = ""
-        if not self._id:
-            self._submit()
-        return self._wait()
+        while True:
+            place = self._place = self._source.find(self._connections)
+            if (made := self._wait(place)) is not None:
+                return made
 
     def stop(self) -> None:
-        """Stop the job."""
+        """Stop the job, unless it stays."""
         if self._tunnel is not None:
             self._tunnel.close()
-        if self._id:
+        if self._place is not None and not self._source.stays:
             with suppress(CavvyError), self._connections.use() as connection:
-                connection.stop(self._project, self._id, reason="the program has ended")
-        if self._meet:
+                ended = "the program has ended"
+                connection.stop(self._place.project, self._place.id, reason=ended)
             with suppress(OSError):
-                os.unlink(self._meet)
+                os.unlink(self._place.meet)
         self._connections.close()
 
-    def _submit(self) -> None:
-        if not self._meet:
-            self._meet = make_meeting_place(token_hex(8))
-        folder, files, spec = describe_app(self.app, self._key)
-        words = ["exec", "python3", _BROKER, _SPEC, self._meet, self._first.name]
-        task = make_task(self.app, json.loads(self._key), shlex.join(words), folder)
-        with self._connections.use() as connection:
-            options = SubmitOptions(
-                name=self.app.name, project=self.app.project, files={**files, _SPEC: spec}
-            )
-            made, _ = submit_task(
-                connection, task, options, None, self._connections.default_project
-            )
-        self._project, self._name, self._id = made.project, made.name, made.id
-
-    def _wait(self) -> socket.socket:
-        """Wait until the broker answers."""
+    def _wait(self, place: JobPlace) -> socket.socket | None:
+        """Wait until the broker answers. Return None if a job that stays has ended, since no
+        program had called it for long: then there is another one."""
         looked = running_at = 0.0
         told = ""
         while True:
             with suppress(OSError):
-                return dial_here(self._meet)
+                return dial_here(place.meet)
             now = time.monotonic()
             if now - looked > _LOOK_S:
-                looked = now
-                phase = self._look()
-                if phase in _ENDED:
+                first, looked = not looked, now
+                phase = look_at(self._connections, place)
+                if phase == "done" and self._source.stays:
+                    return None
+                if phase in ENDED:
                     raise AppBroken(
-                        f"the job {self._name} of the app {self.app.name} has ended before it "
-                        f"took a call:\n{self._read_log()}",
-                        f"`cavvy status {self._name}` shows its events",
+                        f"the job of the app {self._source.name} has ended before it took a call:\n"
+                        f"{self._read_log(place)}",
+                        f"`cavvy status {place.id}` shows its events",
                     )
                 if phase == "running":
                     running_at = running_at or now
-                elif phase != told and not self._quiet and now - looked > 1:
-                    sys.stderr.write(f"{self.app.name}: {phase}\n")
+                elif phase != told and not self._quiet and not first:
+                    sys.stderr.write(f"{self._source.name}: {phase}\n")
                 told = phase
             if running_at and now - running_at > _HERE_S:
-                return self._dial_there()
+                return self._dial_there(place)
             time.sleep(_DIAL_S)
 
-    def _dial_there(self) -> socket.socket:
+    def _dial_there(self, place: JobPlace) -> socket.socket:
         from cavvy.capabilities.functions.tunnel import Tunnel
 
         if self._tunnel is not None:
             self._tunnel.close()
-        self._tunnel = Tunnel(self._connections, self._project, self._id)
+        self._tunnel = Tunnel(self._connections, place.project, place.id)
         return self._tunnel.open()
 
-    def _look(self) -> str:
-        """Return the job's phase."""
-        with self._connections.use() as connection:
-            return connection.job(self._project, self._id).phase
-
-    def _read_log(self) -> str:
+    def _read_log(self, place: JobPlace) -> str:
         with suppress(CavvyError), self._connections.use() as connection:
-            data = connection.log(self._project, self._id, tail_bytes=4000).data
+            data = connection.log(place.project, place.id, tail_bytes=4000).data
             return "\n".join(f"  {line}" for line in data.decode(errors="replace").splitlines())
         return "  (no output)"
 
 
-def make_task(app: App, keys: Mapping[str, Any], run: str, folder: Path | None) -> Task:
-    """Return the task of a job."""
-    workdir = {} if folder is None else {"workdir": folder}
-    tags = {"cavvy-app": app.name}
-    return Task(run, **{**keys, **workdir, "name": app.name, "tags": tags})
+def look_at(connections: Connections, place: JobPlace) -> str:
+    """Return the job's phase."""
+    with connections.use() as connection:
+        return connection.job(place.project, place.id).phase
 
 
-def describe_app(app: App, key: str) -> tuple[Path | None, dict[str, Path], Path]:
-    """Return the folder to send, other files by their path in it, and the file that describes the
-    functions. Raises NotSendable, InvalidArgument.
+def group_functions(app: App) -> dict[str, list[Function]]:
+    """Return the functions that share a job, by what they need."""
+    found: dict[str, list[Function]] = {}
+    for each in app.functions.values():
+        found.setdefault(make_key(app, each), []).append(each)
+    return found
+
+
+def make_key(app: App, function: Function) -> str:
+    """Return what a function's processes need, as text: functions with the same share a job."""
+    options = function.options if function.owner is None else function.owner.options
+    return json.dumps(options.to_keys(app.image), sort_keys=True, default=str)
+
+
+def make_task(
+    app: App, key: str, words: Sequence[str], idle_s: float, program: str = "broker"
+) -> tuple[Task, dict[str, Path]]:
+    """Return the task of a job, and the files to send beside the app's folder. `words` are the
+    arguments of the program behind the description of the app. Raises NotSendable, InvalidArgument.
     """
-    mine = [
-        each
-        for each in app.functions.values()
-        if json.dumps(
-            (each.options if each.owner is None else each.owner.options).to_keys(app.image),
-            sort_keys=True,
-            default=str,
-        )
-        == key
-    ]
+    mine = group_functions(app)[key]
     folder, file = _find_folder(app)
-    values = _list_values(app, mine, by_file=bool(file))
+    values = _list_values(mine, by_file=bool(file))
     files = list_runtime()
     if values:
         files[_CODE] = _keep(payload.dump_code(values, _name_values(values)), "pkl")
-    options = [each.options for each in mine]
     spec = {
         "app": app.name,
         "module": app.place.module,
         "file": file,
         "code": _CODE if values else "",
         "python": ".".join(map(str, sys.version_info[:2])),
-        "idle_s": 0,
-        "alone_s": _ALONE_S,
+        "idle_s": idle_s,
+        "alone_s": 0 if idle_s else _ALONE_S,
         "functions": {
             each.name: {
                 "name": each.name,
                 "class": each.owner.name if each.owner is not None else "",
-                **option.to_head(),
+                **each.options.to_head(),
             }
-            for each, option in zip(mine, options, strict=True)
+            for each in mine
         },
     }
-    return folder, files, _keep(json.dumps(spec, sort_keys=True).encode(), "json")
+    files[_SPEC] = _keep(json.dumps(spec, sort_keys=True).encode(), "json")
+    run = shlex.join(["exec", "python3", f"{_PROGRAMS}/{program}.py", _SPEC, *words])
+    keys: dict[str, Any] = {**json.loads(key), "name": app.name, "tags": {"cavvy-app": app.name}}
+    if folder is not None:
+        keys["workdir"] = folder
+    return Task(run, **keys), files
 
 
 def list_runtime() -> dict[str, Path]:
@@ -188,7 +226,7 @@ def list_runtime() -> dict[str, Path]:
     ]
     listed += [_PACKAGE / "capabilities" / "__init__.py"]
     listed += sorted((_PACKAGE / "frame").glob("*.py"))
-    listed += sorted(Path(__file__).parent.glob("*.py"))
+    listed += [Path(__file__).parent / f"{name}.py" for name in _ON_NODES]
     listed += sorted((Path(__file__).parent / "on_node").glob("*.py"))
     found = {f"{ROOT}/cavvy/{each.relative_to(_PACKAGE).as_posix()}": each for each in listed}
     with suppress(ImportError):
@@ -244,7 +282,7 @@ def _find_folder(app: App) -> tuple[Path | None, str]:
 
 
 def _list_values(
-    app: App, mine: list[Function], *, by_file: bool
+    mine: list[Function], *, by_file: bool
 ) -> list[tuple[str, str, Any, dict[str, Any]]]:
     """Return the functions and classes whose code is sent as a value, since no module has it."""
     found: dict[str, tuple[str, str, Any, dict[str, Any]]] = {}

@@ -28,7 +28,9 @@ class FunctionOptions:
 
     How calls run: `timeout` of a call, `retries` after an exception, `concurrency` (calls of one
     process at the same time), `max_replicas` (processes; by default as many as the node's CPUs or
-    GPUs allow), `min_replicas` (those that start with the job), `batch` and `wait` (see
+    GPUs allow), `min_replicas` (those that start with the job, and are kept
+    while a deployed app is not called), `idle` (after which a deployed app without `min_replicas`
+    gives its node back), `schedule` (a cron line, for deployed apps), `batch` and `wait` (see
     `cavvy.method`), and `priority`.
     """
 
@@ -46,6 +48,8 @@ class FunctionOptions:
     concurrency: int = 1
     max_replicas: int | None = None
     min_replicas: int = 0
+    idle: float = 300.0
+    schedule: str | None = None
     batch: int | None = None
     wait: float = 0.01
     priority: int = 0
@@ -99,7 +103,7 @@ def read_options(
             hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
             raise InvalidArgument(f"{name}: {key} is no option of a function", hint)
     made = dict(keys)
-    for key in ("timeout", "wait"):
+    for key in ("timeout", "idle", "wait"):
         if made.get(key) is not None:
             made[key] = read_length(made[key], f"{name}: {key}")
     for key, least in (

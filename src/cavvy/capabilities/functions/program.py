@@ -11,15 +11,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
+
 from cavvy.capabilities.functions.app import MAIN, App, list_apps, name_place
+from cavvy.cli.task.programs import Program
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.sdk.errors import CavvyError
 
 _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
-def find_program(text: str) -> Callable[[Path, Sequence[str], str | None], None] | None:
-    """Return the function that runs the file with this text if it makes an app: if it assigns
+def find_program(text: str) -> Program | None:
+    """Return what the commands do with the file of this text if it makes an app: if it assigns
     `cavvy.App(...)` at its upper level.
     """
     if "cavvy" not in text or "App" not in text:
@@ -37,13 +40,13 @@ def find_program(text: str) -> Callable[[Path, Sequence[str], str | None], None]
         elif isinstance(step, ast.Assign | ast.AnnAssign) and isinstance(step.value, ast.Call):
             match step.value.func:
                 case ast.Attribute(attr="App", value=ast.Name(id=module)) if module in modules:
-                    return run_program
+                    return APP_PROGRAM
                 case ast.Name(id=name) if name in names:
-                    return run_program
+                    return APP_PROGRAM
     return None
 
 
-def run_program(path: Path, words: Sequence[str], project: str | None) -> None:
+def run_program(path: Path, words: Sequence[str], project: str | None, consent: bool) -> None:
     """Call the main function of the app in a file, with the words of the command line. Raises
     CommandFailure.
     """
@@ -54,7 +57,7 @@ def run_program(path: Path, words: Sequence[str], project: str | None) -> None:
     args = read_words(app.entry, words)
     app.project = project or app.project
     try:
-        with app.run():
+        with app.run(consent=consent):
             found = app.entry(**args)
             if inspect.iscoroutine(found):
                 asyncio.run(found)
@@ -63,6 +66,24 @@ def run_program(path: Path, words: Sequence[str], project: str | None) -> None:
     except Exception as error:  # noqa: BLE001 - the user's code raises anything
         _print_traceback(error)
         sys.exit(1)
+
+
+def deploy_program(path: Path, project: str | None, consent: bool) -> None:
+    """Deploy the apps of a file. Raises CommandFailure."""
+    from cavvy.capabilities.functions.deployed import deploy_app
+
+    load_file(path)
+    for app in list_apps():
+        if app.place.module != MAIN:
+            continue
+        try:
+            done = deploy_app(app, project, consent=consent)
+        except CavvyError as error:
+            raise CommandFailure(error.message, error.hint) from error
+        state = "deployed" if done.changed else "is deployed already"
+        click.echo(f"{app.name}: revision {done.revision} {state} in project {done.project}")
+        for name in done.functions:
+            click.echo(f'  cavvy.Function.lookup("{app.name}", "{name}").remote(...)')
 
 
 def load_file(path: Path) -> ModuleType:
@@ -164,3 +185,6 @@ def _print_traceback(error: Exception) -> None:
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(own):
         trace = trace.tb_next
     traceback.print_exception(error.with_traceback(trace))
+
+
+APP_PROGRAM = Program(run_program, deploy_program)

@@ -1,15 +1,26 @@
 """Finds Python files that a capability runs itself, instead of submitting them as scripts."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 
 from cavvy.cli.task.options import COMMAND_WORDS, TaskCommand
 from cavvy.cli.view.failure import CommandFailure
 
-Program = Callable[[Path, Sequence[str], str | None], None]
-_KEPT = ("file", "project")  # arguments of the command that such a file may have
+_DEPLOYED = "cavvy.deployed"
+_KEPT = ("file", "project", "yes")  # arguments of the command that such a file may have
+
+
+class Program(NamedTuple):
+    """What the commands do with such a file: with the words of the command line, its project, or
+    None, and whether the user agrees to what it costs.
+    """
+
+    run: Callable[[Path, Sequence[str], str | None, bool], None]
+    deploy: Callable[[Path, str | None, bool], None]
 
 
 class ProgramCommand(TaskCommand):
@@ -30,12 +41,37 @@ class ProgramCommand(TaskCommand):
                     exit_code=2,
                 )
         words = ctx.meta.get(COMMAND_WORDS) or []
-        program(Path(file), words, ctx.params.get("project"))
+        agrees = bool(ctx.params.get("yes"))
+        program.run(Path(file), words, ctx.params.get("project"), agrees)
         return None
 
 
+class DeployCommand(click.Command):
+    """A command that also deploys such a file: `cavvy deploy FILE.py [-p PROJECT] [--yes]`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        file = args[0] if args and args[0].endswith(".py") else ""
+        program = find_program(file) if file else None
+        if program is None:
+            if file and Path(file).is_file():
+                hint = 'such a file has a line like `app = cavvy.App("embed")`'
+                raise CommandFailure(f"{file} makes no app", hint, exit_code=2)
+            return super().parse_args(ctx, args)
+        kept = [each for each in self.params if each.name in _KEPT]
+        own = click.Command("deploy", params=kept, callback=lambda **given: given)
+        given = own.main(args[1:], ctx.command_path, standalone_mode=False)
+        ctx.meta[_DEPLOYED] = partial(
+            program.deploy, Path(file), given.get("project"), bool(given.get("yes"))
+        )
+        return []
+
+    def invoke(self, ctx: click.Context) -> object:
+        deploy = ctx.meta.get(_DEPLOYED)
+        return super().invoke(ctx) if deploy is None else deploy()
+
+
 def find_program(file: str) -> Program | None:
-    """Return the function that runs this Python file, or None if it is a script as others are."""
+    """Return what runs this Python file, or None if it is a script as others are."""
     from cavvy.frame.discover import load_all
 
     try:

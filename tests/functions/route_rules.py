@@ -1,0 +1,7 @@
+"""Who may use the routes of apps, written by hand: see `tests/api/api/test_route_matrix.py`."""
+
+SENSITIVE = {
+    ("PUT", "/v1/projects/{project}/apps/{name}"): {"member", "operator", "admin"},
+    ("DELETE", "/v1/projects/{project}/apps/{name}"): {"member", "operator", "admin"},
+    ("POST", "/v1/projects/{project}/apps/{name}/claim"): {"member", "operator", "admin"},
+}
