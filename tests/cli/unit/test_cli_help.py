@@ -67,12 +67,3 @@ def test_the_options_of_tasks_are_in_groups(name: str) -> None:
     assert len(shown) >= 3
     assert len(shown[-1]) <= 6  # what no group has
     assert "[TASK.YAML|-]  " not in text
-
-
-def test_the_options_of_services_are_not_between_those_of_jobs() -> None:
-    text = read_help("plan")
-    part = text.split("A service on recorded requests:")[1].split("\n\n")[0]
-    flags = re.findall(r"^  (--[\w-]+)", part, re.MULTILINE)
-    rest = text.replace(part, "")
-    assert len(flags) == 10
-    assert not [flag for flag in flags if re.search(rf"^  {flag}\b", rest, re.MULTILINE)]

@@ -1,6 +1,7 @@
 """`cavvy plan` with recorded requests: ways to run a service, with the source of each price."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,12 @@ def test_each_group_of_replicas_and_the_whole_service_have_costs(folder: Path) -
     assert "prices: skypilot-catalog" in text
     code, text = plan(folder, "--serverless-price", "3")
     assert (code, "--serverless-price does not apply" in text) == (2, True)
+
+
+def test_the_options_of_services_are_not_between_those_of_jobs() -> None:
+    text = CliRunner().invoke(cli, ["plan", "--help"]).output
+    part = text.split("A service on recorded requests:")[1].split("\n\n")[0]
+    flags = re.findall(r"^  (--[\w-]+)", part, re.MULTILINE)
+    rest = text.replace(part, "")
+    assert len(flags) == 10
+    assert not [flag for flag in flags if re.search(rf"^  {flag}\b", rest, re.MULTILINE)]

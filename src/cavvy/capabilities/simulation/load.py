@@ -89,6 +89,7 @@ def _run(task: "TaskSpec", options: Mapping[str, Any], output: str) -> None:
 
 LOAD = CommandMode(
     option="--load",
+    title="A service on recorded requests",
     text="With --load, the command compares ways to run a service on recorded requests.",
     options=_LOAD_OPTIONS,
     run=_run,

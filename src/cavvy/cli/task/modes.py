@@ -5,6 +5,7 @@ options of its own; one of them chooses it.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cavvy.cli.task.option_groups import add_group
 from cavvy.domain.tasks import TaskSpec
 from cavvy.frame.discover import load_all
 
@@ -13,6 +14,7 @@ class CommandMode(NamedTuple):
     """Another way to run a command of the core on a task."""
 
     option: str  # the option that chooses it, such as "--load"
+    title: str  # of its options in the help
     text: str  # what it does: a sentence for the help of the command
     options: Sequence[Callable[[Any], Any]]  # decorators that add its options, and `option` first
     run: Callable[[TaskSpec, Mapping[str, Any], str], None]  # with their values and the format
@@ -28,8 +30,8 @@ def add_modes(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         command.__doc__ = " ".join(
             [(command.__doc__ or "").rstrip(), *(each.text for each in modes)]
         )
-        for option in reversed([option for mode in modes for option in mode.options]):
-            command = option(command)
+        for mode in reversed(modes):
+            command = add_group(mode.title, mode.options)(command)
         return command
 
     return decorate
