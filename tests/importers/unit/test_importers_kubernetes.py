@@ -228,7 +228,7 @@ def test_what_is_exported_is_read_back_as_the_same_objects(text: str) -> None:
             "known only on the node",
         ),
         ("      containers:", "      initContainers: [{}]\n      containers:", "in `setup`"),
-        ("kind: Deployment\nmetadata", "kind: StatefulSet\nmetadata", "has StatefulSet"),
+        ("kind: Deployment\nmetadata", "kind: DaemonSet\nmetadata", "has DaemonSet"),
         ("kind: Service\n", "kind: Deployment\n", "one Deployment"),
         ("nvidia.com/gpu: 1,", "google.com/tpu: 4,", "cannot request this resource"),
         ("nvidia.com/gpu: 1,", "nvidia.com/mig-1g.10gb: 1,", "cannot request this resource"),

@@ -224,8 +224,8 @@ def test_a_pytorch_job_is_a_gang() -> None:
         (make_job(make_pod(container={"resources": {"limits": {"cpu": "many"}}})), "kubectl apply"),
         (make_pytorch(1, elasticPolicy={"minReplicas": 1}), "elasticPolicy"),
         (
-            {**make_pytorch(1), "kind": "RayJob"},
-            "the kinds Deployment, JobSet, TrainJob, PyTorchJob, XGBoostJob, TFJob, MPIJob, Job, ",
+            {**make_pytorch(1), "kind": "PaddleJob"},
+            "the kinds Deployment, StatefulSet, LeaderWorkerSet, InferenceService, JobSet, ",
         ),
     ],
 )

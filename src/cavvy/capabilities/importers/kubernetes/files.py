@@ -1,12 +1,26 @@
-"""Translates a file of Kubernetes: a Deployment to a service, and a job to a job."""
+"""Translates a file of Kubernetes: a Deployment or its like to a service, and a job to a job."""
 
 from collections.abc import Sequence
 
 from cavvy.capabilities.importers.dialects import Dialect
 from cavvy.capabilities.importers.kubernetes.deployment import read_service_task
 from cavvy.capabilities.importers.kubernetes.jobs import read_job
-from cavvy.capabilities.importers.kubernetes.objects import JobObject, find_job, read_objects
+from cavvy.capabilities.importers.kubernetes.objects import (
+    FoundService,
+    JobObject,
+    find_job,
+    join_service,
+    read_objects,
+)
+from cavvy.capabilities.importers.kubernetes.places import place_keys
+from cavvy.capabilities.importers.kubernetes.serving import (
+    make_deployment,
+    make_scaler,
+    read_service,
+)
 from cavvy.capabilities.importers.own_rules import check_task
+from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.values import replace
 from cavvy.spec.kept_keys import TranslationNotes
 from cavvy.spec.problems import ProblemNotes
 from cavvy.spec.translation import Translation
@@ -14,29 +28,47 @@ from cavvy.spec.tree import Node
 
 
 def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
-    """Translate a file with one Deployment, or with one job. Features that a service or a job does
+    """Translate a file with one service, or with one job. Features that a service or a job does
     not support are refused.
     """
+    found = _translate(documents, notes)
+    return replace(found, kept=place_keys(found.kept, documents))
+
+
+def _translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
     kept_keys = TranslationNotes()
     if (job := find_job(documents, kept_keys)) is not None:
         return _translate_job(job, notes, kept_keys)
-    objects = read_objects(documents, kept_keys)
+    service = read_objects(documents, kept_keys)
     task = None
-    if objects is not None:
+    if service is not None:
         try:
-            task = read_service_task(objects, kept_keys)
+            task = _read_service(service, kept_keys)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             # This module checks only the values that it reads, not Kubernetes' own schema
-            message = "a value of this Deployment or of its Service, claims or autoscaler has a "
-            message += "form that Kubernetes does not accept"
+            message = f"a value of this {service.kind} or of its Service, claims or autoscaler has "
+            message += "a form that Kubernetes does not accept"
             hint = "`kubectl apply --dry-run=server -f FILE` names the value"
-            notes.add(objects.mark, message, suggestion=hint)
+            notes.add(service.mark, message, suggestion=hint)
+        if task is not None and not any(each.refused for each in kept_keys.list_kept()):
+            check_task(task, {}, service.mark, notes)
     return Translation(
         kind=Dialect.KUBERNETES,
-        what="file" if objects is None else "service",
+        what="file" if service is None else "service",
         tasks=() if task is None else (task,),
         kept=kept_keys.list_kept(),
     )
+
+
+def _read_service(found: FoundService, kept_keys: TranslationNotes) -> TaskSpec | None:
+    if found.kind == "Deployment":
+        objects = join_service(found.mark, found.values, found.others)
+        return read_service_task(objects, kept_keys)
+    deployment = make_deployment(found.kind, found.mark, found.values, kept_keys)
+    objects = join_service(found.mark, deployment, found.others)
+    if found.kind == "InferenceService":
+        objects = replace(objects, scaler=make_scaler(found.values, found.mark, kept_keys))
+    return read_service(found.kind, objects, found.values, kept_keys)
 
 
 def _translate_job(job: JobObject, notes: ProblemNotes, kept_keys: TranslationNotes) -> Translation:

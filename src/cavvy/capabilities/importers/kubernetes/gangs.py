@@ -1,5 +1,6 @@
 """Translates objects of Kubernetes whose pods work together to a task with several nodes: the jobs
-of Kubeflow's training operator (PyTorchJob, XGBoostJob, TFJob, MPIJob), TrainJob and JobSet.
+of Kubeflow's training operator (PyTorchJob, XGBoostJob, TFJob, MPIJob and JAXJob), TrainJob and
+JobSet.
 
 What each operator sets in its pods is in https://www.kubeflow.org/docs/components/trainer and
 https://jobset.sigs.k8s.io/docs/overview.
@@ -40,6 +41,10 @@ _PYTORCH = """\
 export RANK="$NODE_RANK" WORLD_SIZE="$NNODES" PET_NNODES="$NNODES" PET_NODE_RANK="$NODE_RANK"
 export PET_MASTER_ADDR="$MASTER_ADDR" PET_MASTER_PORT="$MASTER_PORT" PYTHONUNBUFFERED=1
 export PET_NPROC_PER_NODE={processes}
+"""
+_JAX = """\
+export COORDINATOR_ADDRESS="$MASTER_ADDR" COORDINATOR_PORT="$MASTER_PORT" PYTHONUNBUFFERED=1
+export NUM_PROCESSES="$NNODES" PROCESS_ID="$NODE_RANK"
 """
 _XGBOOST = """\
 export RANK="$NODE_RANK" WORLD_SIZE="$NNODES" WORKER_PORT="$MASTER_PORT" PYTHONUNBUFFERED=1
@@ -88,6 +93,7 @@ _OPERATORS = {
         read=("nprocPerNode",),
         refused=(("elasticPolicy", "the number of nodes of a job is fixed; delete the key"),),
     ),
+    "JAXJob": _Operator(specs="jaxReplicaSpecs", roles=("Worker",)),
     "XGBoostJob": _Operator(specs="xgbReplicaSpecs", roles=("Master", "Worker")),
     "TFJob": _Operator(
         specs="tfReplicaSpecs",
@@ -198,6 +204,8 @@ def _begin(kind: str, spec: Values, roles: Values) -> str:
     """Return the lines that set what the operator sets in each pod."""
     if kind == "XGBoostJob":
         return _XGBOOST
+    if kind == "JAXJob":
+        return _JAX
     if kind == "TFJob":
         chief = next((name.lower() for name in ("Chief", "Master") if name in roles), "")
         return _TENSORFLOW.format(chief=chief)

@@ -4,7 +4,10 @@ The pod is read as that of a Deployment. What says how often and how long it run
 https://kubernetes.io/docs/concepts/workloads/controllers/job.
 """
 
+import posixpath
+from collections.abc import Iterator
 from datetime import timedelta
+from hashlib import sha256
 from shlex import quote
 
 from cavvy.capabilities.importers.kubernetes.deployment import (
@@ -30,6 +33,7 @@ from cavvy.capabilities.importers.kubernetes.objects import (
     keep_table,
     keep_unread,
 )
+from cavvy.capabilities.importers.kubernetes.ray import RAY_KINDS, read_ray
 from cavvy.domain.arrays import MOST_MEMBERS
 from cavvy.domain.tasks import IndexRange, JobSchedule, RetryPolicy, TaskSpec
 from cavvy.domain.values import replace
@@ -70,6 +74,8 @@ def read_job(job: JobObject, kept_keys: TranslationNotes) -> TaskSpec | None:
     """Return the task of the object, or None if what it lacks is refused."""
     if job.kind in GANG_KINDS:
         return read_gang(job, _read_pod, kept_keys)
+    if job.kind in RAY_KINDS:
+        return read_ray(job, _read_pod, kept_keys)
     spec = at(job.values, "spec")
     schedule = None
     if job.kind == "CronJob":
@@ -108,10 +114,10 @@ def read_job(job: JobObject, kept_keys: TranslationNotes) -> TaskSpec | None:
 
 def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> TaskSpec | None:
     """Return the task of a pod's template."""
-    template = _add_config_maps(job, template)
+    template, files = take_config_files(job, _add_config_maps(job, template), kept_keys)
     values = {"metadata": at(job.values, "metadata"), "spec": {"template": template}}
     objects = ServiceObjects(mark=job.mark, deployment=values, claims=job.claims)
-    before = _take_init(job, objects, kept_keys)
+    before = files + _take_init(job, objects, kept_keys)
     keep_unread(objects, kept_keys)
     pod = objects.pod
     if len(pod.get("containers") or ()) != 1:
@@ -170,6 +176,59 @@ def _take_init(job: JobObject, objects: ServiceObjects, kept_keys: TranslationNo
 def _list_mounts(objects: ServiceObjects) -> list[tuple[object, object]]:
     mounts = objects.container.get("volumeMounts") or ()
     return [(each.get("name"), each.get("mountPath")) for each in mounts]
+
+
+def take_config_files(
+    job: JobObject, template: Values, kept_keys: TranslationNotes
+) -> tuple[Values, str]:
+    """Take the volumes of ConfigMaps of the file out of a template. Return it with the commands
+    that write their files, which the containers find where they mount them.
+    """
+    pod = dict(at(template, "spec"))
+    maps = {each.get("name"): at(each, "configMap") for each in pod.get("volumes") or ()}
+    named = {name: source for name, source in maps.items() if source}
+    for name, source in named.items():
+        if str(source.get("name")) not in job.config_maps and not source.get("optional"):
+            reason = f"the file has no ConfigMap {source.get('name')}; put it into the same file"
+            kept_keys.refuse(job.mark, f"volumes.{name}", reason)
+    containers, lines = [], dict[str, str]()
+    for container in pod.get("containers") or ():
+        left = []
+        for mount in container.get("volumeMounts") or ():
+            source = named.get(mount.get("name"), {})
+            if not source:
+                left.append(mount)
+                continue
+            for path, text in _list_config_files(job, source, mount):
+                lines.setdefault(path, text)
+        containers.append({**container, "volumeMounts": left})
+    volumes = [each for each in pod.get("volumes") or () if each.get("name") not in named]
+    pod |= {"containers": containers, "volumes": volumes}
+    return {**template, "spec": pod}, "".join(_write_file(*each) for each in lines.items())
+
+
+def _list_config_files(job: JobObject, source: Values, mount: Values) -> Iterator[tuple[str, str]]:
+    """Yield the path and the text of each file that a mounted ConfigMap has in a container."""
+    data = job.config_maps.get(str(source.get("name")), {})
+    chosen = {str(each["key"]): str(each["path"]) for each in source.get("items") or ()}
+    place, part = str(mount["mountPath"]), mount.get("subPath")
+    for key, text in data.items():
+        name = chosen.get(key, key)
+        if chosen and key not in chosen:
+            continue
+        if part is None:
+            yield f"{place.rstrip('/')}/{name}", text
+        elif str(part) == name:
+            yield place, text
+
+
+def _write_file(path: str, text: str) -> str:
+    folder = posixpath.dirname(path)
+    end = f"_CAVVY_END_OF_FILE_{sha256(text.encode()).hexdigest()[:16]}"
+    return (
+        f"mkdir -p {quote(folder)} && cat > {quote(path)} <<'{end}' || exit\n"
+        f"{text.removesuffix(chr(10))}\n{end}\n"
+    )
 
 
 def _add_config_maps(job: JobObject, template: Values) -> Values:

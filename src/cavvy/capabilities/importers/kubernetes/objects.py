@@ -13,9 +13,11 @@ from cavvy.spec.tree import MapNode, Node, to_value
 Values = dict[str, Any]
 
 _SCALER, _CLAIM = "HorizontalPodAutoscaler", "PersistentVolumeClaim"
-_USED = ("Deployment", "Service", _SCALER, _CLAIM)
+SERVICE_KINDS = ("Deployment", "StatefulSet", "LeaderWorkerSet", "InferenceService")
+_USED = (*SERVICE_KINDS, "Service", _SCALER, _CLAIM)
 JOB_KINDS = (
-    *("JobSet", "TrainJob", "PyTorchJob", "XGBoostJob", "TFJob", "MPIJob"),
+    *("JobSet", "TrainJob", "PyTorchJob", "XGBoostJob", "TFJob", "MPIJob", "JAXJob"),
+    *("RayJob", "RayCluster"),
     *("Job", "CronJob", "Pod"),
 )
 _CONFIG_MAP = "ConfigMap"
@@ -53,13 +55,22 @@ class JobObject(Struct, frozen=True, kw_only=True):
     config_maps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
+class FoundService(Struct, frozen=True, kw_only=True):
+    """An object that describes a service, and the others of the file by their kinds."""
+
+    kind: str
+    mark: SourceMark
+    values: Values
+    others: Mapping[str, Sequence[Values]] = field(default_factory=dict)
+
+
 def find_job(documents: Sequence[Node], kept_keys: TranslationNotes) -> JobObject | None:
-    """Return the job of the file, or None if the file has a Deployment or no job. More than one
+    """Return the job of the file, or None if the file has a service or no job. More than one
     job is refused.
     """
     found = _read_kinds(documents)
     jobs = [(kind, each) for kind in JOB_KINDS for each in found.get(kind, ())]
-    if not jobs or "Deployment" in found:
+    if not jobs or any(kind in found for kind in SERVICE_KINDS):
         return None
     for kind, objects in found.items():
         if kind not in (*JOB_KINDS, _CLAIM, _CONFIG_MAP):
@@ -92,14 +103,15 @@ def _read_kinds(documents: Sequence[Node]) -> dict[str, list[tuple[SourceMark, V
     return found
 
 
-def read_objects(documents: Sequence[Node], kept_keys: TranslationNotes) -> ServiceObjects | None:
-    """Return the objects of the service, or None if the file does not contain exactly one
-    Deployment."""
+def read_objects(documents: Sequence[Node], kept_keys: TranslationNotes) -> FoundService | None:
+    """Return the objects of the service, or None if the file does not contain exactly one object
+    of `SERVICE_KINDS`."""
     found = _read_kinds(documents)
-    deployments = found.get("Deployment", [])
+    deployments = [(kind, each) for kind in SERVICE_KINDS for each in found.get(kind, ())]
     if not deployments:
         mark, kinds = next(iter(documents)).mark, ", ".join(found) or "nothing"
-        reason = f"Cavvy reads objects of the kinds Deployment, {', '.join(JOB_KINDS)}, and the "
+        known = ", ".join((*SERVICE_KINDS, *JOB_KINDS))
+        reason = f"Cavvy reads objects of the kinds {known}, and the "
         reason += f"file has {kinds}; write a Cavvy file with "
         reason += "the image and the command, and `resources` for the GPUs"
         kept_keys.refuse(mark, "kind", reason)
@@ -110,13 +122,14 @@ def read_objects(documents: Sequence[Node], kept_keys: TranslationNotes) -> Serv
                 objects[0][0], kind, "`cavvy serve` does not need or use objects of this kind"
             )
     if len(deployments) > 1:
-        mark = deployments[1][0]
-        reason = f"expected one Deployment in the file, not {len(deployments)}"
+        mark = deployments[1][1][0]
+        kinds = " and ".join(dict.fromkeys(kind for kind, _ in deployments))
+        reason = f"expected one {kinds} in the file, not {len(deployments)}"
         kept_keys.refuse(mark, "kind", reason)
         return None
-    mark, deployment = deployments[0]
+    kind, (mark, values) = deployments[0]
     others = {kind: [each for _, each in found.get(kind, [])] for kind in _USED}
-    return _join(mark, deployment, others)
+    return FoundService(kind=kind, mark=mark, values=values, others=others)
 
 
 def _list_objects(node: Node) -> Sequence[Node]:
@@ -125,7 +138,7 @@ def _list_objects(node: Node) -> Sequence[Node]:
     return items(child(node, "items")) if is_list else (node,)
 
 
-def _join(
+def join_service(
     mark: SourceMark, deployment: Values, others: Mapping[str, Sequence[Values]]
 ) -> ServiceObjects:
     """Return the Deployment with the objects that belong to it."""
@@ -252,7 +265,12 @@ def keep_unread(objects: ServiceObjects, kept_keys: TranslationNotes) -> None:
         (at(objects.deployment, "spec"), _OF_DEPLOYMENT, "spec"),
         (objects.pod, _OF_POD, under),
         (container, _OF_CONTAINER, f"{under}.containers"),
-        ({**limits, **requests}, _OF_RESOURCES, f"{under}.containers.resources"),
+        (limits, _OF_RESOURCES, f"{under}.containers.resources.limits"),
+        (
+            {key: value for key, value in requests.items() if key not in limits},
+            _OF_RESOURCES,
+            f"{under}.containers.resources.requests",
+        ),
     ):
         keep_table(objects.mark, table, keys, path, kept_keys)
     security = at(container, "securityContext")

@@ -1,0 +1,245 @@
+"""Translates a RayJob or a RayCluster of KubeRay to a task: each node starts Ray, the first one as
+the head, which runs the entrypoint.
+
+What the operator does is in https://docs.ray.io/en/latest/cluster/kubernetes.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from shlex import quote
+from typing import Any
+
+import yaml
+
+from cavvy.capabilities.importers.kubernetes.objects import (
+    JobObject,
+    PodKeys,
+    Values,
+    at,
+    keep_table,
+)
+from cavvy.domain.tasks import RetryPolicy, TaskSpec
+from cavvy.domain.values import replace
+from cavvy.spec.kept_keys import TranslationNotes
+
+PodReader = Callable[[JobObject, Values, TranslationNotes], TaskSpec | None]
+RAY_KINDS = ("RayJob", "RayCluster")
+_GONE = "the job ends when its entrypoint does, and its nodes with it"
+_OF_JOB = PodKeys(
+    read=("entrypoint", "runtimeEnvYAML", "rayClusterSpec", "jobId", "backoffLimit"),
+    noted={
+        "shutdownAfterJobFinishes": _GONE,
+        "ttlSecondsAfterFinished": _GONE,
+        "submissionMode": "the head's node runs the entrypoint",
+        "submitterPodTemplate": "the head's node runs the entrypoint",
+        "submitterConfig": "the head's node runs the entrypoint",
+        "deletionStrategy": _GONE,
+        "deletionPolicy": _GONE,
+        "metadata": "`tags` describe a job",
+        **dict.fromkeys(
+            ("entrypointNumCpus", "entrypointNumGpus", "entrypointResources"),
+            "the entrypoint runs on the head's node",
+        ),
+    },
+    refused={
+        "suspend": "a suspended job does not start; delete the key",
+        "clusterSelector": "Cavvy knows no Ray cluster of this name; write `rayClusterSpec`",
+        "runtimeEnv": "a coded form that KubeRay has removed; write `runtimeEnvYAML`",
+        "activeDeadlineSeconds": "write `limits` in a Cavvy file",
+        "managedBy": "the controller does not exist here",
+    },
+)
+_OF_CLUSTER = PodKeys(
+    read=("rayVersion", "headGroupSpec", "workerGroupSpecs"),
+    noted={
+        "enableInTreeAutoscaling": "the number of nodes of a job is fixed",
+        "autoscalerOptions": "the number of nodes of a job is fixed",
+        "headServiceAnnotations": "`cavvy forward` reaches the ports of a job",
+    },
+    refused={
+        "suspend": "a suspended cluster does not start; delete the key",
+        "gcsFaultToleranceOptions": "a job whose head is lost starts again from its beginning",
+        "managedBy": "the controller does not exist here",
+        "authOptions": "only the nodes of the job reach its Ray",
+    },
+)
+_OF_GROUP = PodKeys(
+    read=("groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"),
+    noted={
+        "serviceType": "`cavvy forward` reaches the ports of a job",
+        "headService": "`cavvy forward` reaches the ports of a job",
+        "enableIngress": "`cavvy forward` reaches the ports of a job",
+        "scaleStrategy": "the number of nodes of a job is fixed",
+        "idleTimeoutSeconds": "the number of nodes of a job is fixed",
+    },
+    refused={"numOfHosts": "workers of several pods; write `replicas` for all of them"},
+)
+_OURS = ("dashboard-host", "block", "address", "port", "head", "node-ip-address")
+_RUN = """\
+export RAY_ADDRESS="$MASTER_ADDR:6379" PYTHONUNBUFFERED=1
+if [ "$NODE_RANK" != 0 ]; then
+  until ray start --address "$RAY_ADDRESS" {worker}>/dev/null 2>&1; do sleep 2; done
+  while ray health-check --address "$RAY_ADDRESS" >/dev/null 2>&1; do sleep 5; done
+  exit 0
+fi
+ray start --head --port 6379 --dashboard-host 0.0.0.0 {head}|| exit
+"""
+_WAIT = """\
+python3 - "$NNODES" <<'_CAVVY_RAY' || exit
+import sys, time, ray
+ray.init(address="auto", log_to_driver=False)
+end = time.monotonic() + 1800
+while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[1]):
+    if time.monotonic() > end:
+        sys.exit("not all nodes have joined the Ray cluster within 30 minutes")
+    time.sleep(1)
+_CAVVY_RAY
+"""
+_SUBMIT = """\
+RAY_ADDRESS=http://127.0.0.1:8265 ray job submit {options}-- sh -c {entrypoint}
+_code=$?
+ray stop --grace-period 5 >/dev/null 2>&1
+exit $_code
+"""
+_STAY = "trap 'ray stop; exit 143' TERM\nwhile :; do sleep 3600 & wait $!; done\n"
+
+
+def read_ray(job: JobObject, read_pod: PodReader, kept: TranslationNotes) -> TaskSpec | None:
+    """Return the task of a RayJob or a RayCluster. `read_pod` reads a pod's template."""
+    spec, where = at(job.values, "spec"), "spec"
+    retry = RetryPolicy(exit=0)
+    if job.kind == "RayJob":
+        keep_table(job.mark, spec, _OF_JOB, "spec", kept)
+        if not spec.get("entrypoint"):
+            kept.refuse(job.mark, "spec.entrypoint", "expected the command of the job")
+            return None
+        retry = RetryPolicy(exit=int(spec.get("backoffLimit", 0)))
+        cluster, where = at(spec, "rayClusterSpec"), "spec.rayClusterSpec"
+    else:
+        cluster = spec
+    keep_table(job.mark, cluster, _OF_CLUSTER, where, kept)
+    head = at(cluster, "headGroupSpec")
+    workers: Sequence[Values] = cluster.get("workerGroupSpecs") or ()
+    for key, group in (("headGroupSpec", head), *(("workerGroupSpecs", each) for each in workers)):
+        keep_table(job.mark, group, _OF_GROUP, f"{where}.{key}", kept)
+    if len(workers) > 1:
+        reason = "all nodes of a job are alike; expected one group of workers"
+        kept.refuse(job.mark, f"{where}.workerGroupSpecs", reason)
+    group = workers[0] if workers else {}
+    task = read_pod(job, _join_pods(job, head, group, where, kept), kept)
+    if task is None:
+        return None
+    run = task.run.removesuffix(_NO_COMMAND)  # what comes before it: files, init containers
+    run += _RUN.format(head=_write_params(head), worker=_write_params(group))
+    count = _count(group) if workers else 0
+    if job.kind == "RayJob":
+        run += _WAIT if count else ""
+        run += _SUBMIT.format(
+            options=_read_runtime(job, spec, kept), entrypoint=quote(str(spec["entrypoint"]))
+        )
+    else:
+        run += _STAY
+    return replace(task, nodes=1 + count, run=run, retry=retry)
+
+
+_NO_COMMAND = "exec true"
+
+
+def _join_pods(
+    job: JobObject, head: Values, group: Values, where: str, kept: TranslationNotes
+) -> Values:
+    """Return the template of a pod that fits the head and the workers: the larger of what they
+    need, since all nodes of a job are alike.
+    """
+    first, *others = (at(each, "template") for each in (head, group) if each)
+    containers: list[Values] = [
+        (at(each, "spec").get("containers") or [{}])[0] for each in (first, *others)
+    ]
+    images = {str(each.get("image")) for each in containers}
+    if len(images) > 1:
+        reason = f"head and workers have different images ({' and '.join(sorted(images))}), and "
+        kept.refuse(job.mark, f"{where}.workerGroupSpecs", f"{reason}all nodes of a job are alike")
+    needs: list[dict[str, Any]] = [
+        {**at(each, "resources", "limits"), **at(each, "resources", "requests")}
+        for each in containers
+    ]
+    joined: dict[str, Any] = {}
+    for need in needs:
+        for key, value in need.items():
+            joined[key] = max(joined.get(key, value), value, key=_measure)
+    if len(needs) > 1 and needs[0] != needs[1]:
+        reason = "head and workers need different resources, and all nodes of a job are alike: "
+        kept.note(job.mark, f"{where}.headGroupSpec", f"{reason}each gets the larger ones")
+    env: dict[str, Any] = {}
+    for each in containers:
+        env |= {str(entry.get("name")): entry for entry in each.get("env") or ()}
+        for key in ("command", "args"):
+            if each.get(key):
+                reason = "each node starts Ray itself; delete it"
+                kept.refuse(
+                    job.mark, f"{where}.headGroupSpec.template.spec.containers.{key}", reason
+                )
+    mounts = {
+        str(m.get("mountPath")): m for each in containers for m in each.get("volumeMounts") or ()
+    }
+    volumes = {
+        str(volume.get("name")): volume
+        for each in (first, *others)
+        for volume in at(each, "spec").get("volumes") or ()
+    }
+    container = {
+        **containers[0],
+        "command": ["true"],
+        "args": None,
+        "env": list(env.values()),
+        "volumeMounts": list(mounts.values()),
+        "resources": {"limits": joined},
+        # Ray's own probes and ports, which Cavvy does not need
+        **dict.fromkeys(("lifecycle", "ports", "livenessProbe", "readinessProbe", "startupProbe")),
+    }
+    pods = [at(each, "spec") for each in (first, *others)]
+    merged = {**(pods[-1]), **(pods[0])}
+    labels = {**at(pods[0], "nodeSelector"), **at(pods[-1], "nodeSelector")}
+    return {
+        **first,
+        "spec": {
+            **merged,
+            "containers": [container],
+            "volumes": list(volumes.values()),
+            "nodeSelector": labels,
+            "initContainers": None,
+        },
+    }
+
+
+def _measure(value: object) -> float:
+    from cavvy.capabilities.importers.kubernetes.deployment import read_quantity
+
+    return read_quantity(value)
+
+
+def _count(group: Values) -> int:
+    count = group.get("replicas")
+    return int(group.get("minReplicas", 1) if count is None else count)
+
+
+def _write_params(group: Values) -> str:
+    """Return the options of `ray start` that a group states, as words of a shell."""
+    given = at(group, "rayStartParams")
+    words = (f"--{key}={quote(str(value))} " for key, value in given.items() if key not in _OURS)
+    return "".join(words)
+
+
+def _read_runtime(job: JobObject, spec: Values, kept: TranslationNotes) -> str:
+    """Return the options of `ray job submit` for what the runtime environment says."""
+    text = spec.get("runtimeEnvYAML")
+    if not text:
+        return ""
+    try:
+        found = yaml.safe_load(str(text))
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict):
+        kept.refuse(job.mark, "spec.runtimeEnvYAML", "expected a table as YAML")
+        return ""
+    return f"--runtime-env-json {quote(json.dumps(found))} "
