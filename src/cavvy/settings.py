@@ -13,6 +13,7 @@ from pathlib import Path
 from cavvy.catalog.tables import read_table
 from cavvy.domain.values import Struct, field
 from cavvy.frame.discover import read_rows
+from cavvy.named_files import read_named_text
 
 Scalar = str | int | float | bool
 
@@ -134,7 +135,7 @@ def _config_file(env: Mapping[str, str]) -> Path:
 
 def _read(file: Path, *, must_exist: bool) -> dict[str, object]:
     try:
-        text = file.read_text("utf-8")
+        text = read_named_text(file)
     except (FileNotFoundError, NotADirectoryError):  # HOME can be /dev/null
         if must_exist:
             raise SettingsError(

@@ -11,6 +11,7 @@ from cavvy.cli.reach.session import failures
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
+from cavvy.named_files import read_named
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -227,8 +228,7 @@ def _read_ca(file: str | None) -> str:
 
 def _read(path: str, option: str) -> str:
     try:
-        with open(path, encoding="ascii") as file:
-            return file.read(1 << 20)
+        return read_named(path, 1 << 20).decode("ascii")
     except UnicodeDecodeError as error:
         raise CommandFailure(f"{option}: {path} is not ASCII text", exit_code=2) from error
     except OSError as error:

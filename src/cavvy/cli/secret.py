@@ -10,6 +10,7 @@ import click
 from cavvy.cli.reach.session import call_server, find_project_note, named, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
+from cavvy.cli.view.named_file import NamedFile
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
@@ -28,9 +29,7 @@ def command() -> None:
 @command.command("set")
 @click.argument("name")
 @project_option
-@click.option(
-    "--file", type=click.File("rb"), help="Read the value from a file; - is standard input."
-)
+@click.option("--file", type=NamedFile(), help="Read the value from a file; - is standard input.")
 def set_secret(name: str, project: str, file: IO[bytes] | None) -> None:
     """Set a secret. The value is read from a prompt, a file or a pipe. A value cannot be given as
     an argument, because other users of the machine can see arguments.
@@ -177,7 +176,7 @@ def credential_command() -> None:
 @project_option
 @click.option(
     "--key-file",
-    type=click.File("rb"),
+    type=NamedFile(),
     required=True,
     help="The file with the key, as for the provider's setting key_file; - is standard input.",
 )

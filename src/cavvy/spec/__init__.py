@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.domain.values import replace
+from cavvy.named_files import read_named
 from cavvy.spec.problems import ProblemNotes, SpecError, SpecProblem
 
 if TYPE_CHECKING:
@@ -93,8 +94,7 @@ def check_uses(home: Path, task: TaskSpec, file: str) -> None:
 def read_file(file: Path) -> str:
     """Return the text of a file. Raises SpecError if the file cannot be read."""
     try:
-        with file.open("rb") as stream:
-            content = stream.read(_MOST_BYTES + 1)
+        content = read_named(file, _MOST_BYTES + 1)
         if len(content) <= _MOST_BYTES:
             return content.decode()
         message, hint = "the file is larger than 4 MiB", "is this a task file?"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cavvy.domain.values import Struct
+from cavvy.named_files import read_named
 from cavvy.spec.kept_keys import TranslationNotes
 from cavvy.spec.problems import ProblemNotes, SourceMark, nearest, shown
 from cavvy.spec.translation import WAIT, KeptKey
@@ -91,8 +92,7 @@ def read_file(path: Path, environ: Mapping[str, str]) -> DevContainer:
     """Read the file. `environ` contains the variables that `${localEnv:NAME}` names. Raises
     SpecError with every problem, and OSError.
     """
-    with path.open("rb") as file:
-        data = file.read(4 * _LONGEST + 1)
+    data = read_named(path, 4 * _LONGEST + 1)
     text = data.decode("utf-8-sig", errors="replace")
     notes = ProblemNotes(str(path), text)
     if len(text) > _LONGEST:

@@ -57,7 +57,10 @@ def _read(context: click.Context, parameter: click.Parameter, value: str | None)
             raise click.UsageError("-m needs the name of a module, such as package.train", context)
         return None
     if not is_module:
-        return str(click.Path(dir_okay=False, exists=True).convert(value, parameter, context))
+        path = str(click.Path(dir_okay=False, exists=True).convert(value, parameter, context))
+        if not os.path.isfile(path):  # Python reads a script several times
+            raise click.BadParameter(f"'{path}' is a pipe or a device", context, parameter)
+        return path
     first = value.partition(".")[0]
     if not first.isidentifier() or not _can_import(first):
         raise click.BadParameter(

@@ -9,6 +9,7 @@ import click
 from cavvy.cli.task.load import param_option, read_params
 from cavvy.cli.task.options import TaskCommand, task_options
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.named_files import read_named_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +45,7 @@ def command(file: str, options: "ReadOptions", param: tuple[str, ...], target: s
         and not source.guess
         and options == ReadOptions(dialect=options.dialect)
     ):
-        text = Path(file).read_text("utf-8") if not params else _write(file, tasks, target)
+        text = read_named_text(file) if not params else _write(file, tasks, target)
     else:
         text = _write(file, tasks, target)
     if target is None:

@@ -126,6 +126,8 @@ class ForeignReader:
         """Return the task of a script, a notebook or a Makefile, or None for another file."""
         from cavvy.capabilities.importers import scripts
 
+        if not path.is_file():  # a pipe is read once, as a task file
+            return None
         text = path.read_text("utf-8")
         if not scripts.is_script(path, text):
             return None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
+from cavvy.named_files import open_named
 
 if TYPE_CHECKING:
     from cavvy.control.decide.restored import JobNumber
@@ -206,7 +207,7 @@ def _restore(
             )
         return check_restored(home, configured, dry_run=dry_run, end_access=end_access)
     url = database or configured.text("server.database") or None
-    with nullcontext(sys.stdin.buffer) if archive == "-" else open(archive, "rb") as file:
+    with nullcontext(sys.stdin.buffer) if archive == "-" else open_named(archive) as file:
         return restore(home, configured, file, url, dry_run=dry_run, end_access=end_access)
 
 

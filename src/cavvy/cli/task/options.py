@@ -28,6 +28,7 @@ from cavvy.cli.reach.arguments import (
 from cavvy.cli.task.option_groups import GroupedCommand
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.frame.discover import list_file_tools
+from cavvy.named_files import read_named
 
 if TYPE_CHECKING:
     from cavvy.domain.tasks import TaskSpec
@@ -503,8 +504,7 @@ def read_env_file(path: str) -> dict[str, str]:
     escapes of C. Raises CommandFailure.
     """
     try:
-        with Path(path).expanduser().open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
+        content = read_named(Path(path).expanduser(), _MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             message = f"--env-file {path}: the file is larger than 1 MiB"
             raise CommandFailure(message, "name a file with lines NAME=VALUE", exit_code=2)

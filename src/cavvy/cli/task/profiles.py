@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cavvy.cli.task.model_names import say_suggestion
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.tasks import TaskSpec
+from cavvy.named_files import read_named_text
 
 if TYPE_CHECKING:
     from cavvy.planner.estimate.measured import DeviceProfile
@@ -78,7 +79,7 @@ def model_parameters() -> dict[str, int]:
 def read_file(path: str | Path) -> dict[str, Any]:
     """Return the decoded contents of a profile file. Raises CommandFailure."""
     try:
-        data = json.loads(Path(path).read_text())
+        data = json.loads(read_named_text(path))
     except OSError as error:
         raise CommandFailure(f"cannot read {path}: {error.strerror}", exit_code=2) from error
     except (ValueError, RecursionError) as error:

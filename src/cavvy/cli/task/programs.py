@@ -74,6 +74,8 @@ def find_program(file: str) -> Program | None:
     """Return what runs this Python file, or None if it is a script as others are."""
     from cavvy.frame.discover import load_all
 
+    if not Path(file).is_file():  # a pipe is read once, as a task file
+        return None
     try:
         text = Path(file).read_text(encoding="utf-8", errors="replace")
     except OSError:

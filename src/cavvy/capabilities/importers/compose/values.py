@@ -7,6 +7,7 @@ import re
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
+from cavvy.named_files import read_named
 from cavvy.spec.kept_keys import TranslationNotes
 from cavvy.spec.problems import ProblemNotes, SourceMark
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
@@ -120,8 +121,7 @@ _ENV = ".env"
 def read_variables(file: Path) -> dict[str, str]:
     """Return the variables of a file with lines NAME=VALUE. Raises OSError."""
     found: dict[str, str] = {}
-    with file.open("r", encoding="utf-8", errors="replace") as lines:
-        text = lines.read(_MOST_BYTES)
+    text = read_named(file, _MOST_BYTES).decode(errors="replace")
     for line in text.splitlines():
         match = _VARIABLE.fullmatch(line)
         if match is None or match[2] is None:
