@@ -1,6 +1,8 @@
 """Functions with a real embedded server, on this machine."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -289,6 +291,49 @@ def test_a_deployed_app_is_called_by_name(home: Path, tmp_path: Path) -> None:
     with connect() as client:
         assert sum(each.name.startswith("embed") for each in client.jobs("default").jobs) == 1
     text = (tmp_path / "app.py").read_text()
-    (tmp_path / "app.py").write_text(text.replace("x * x", "x * x + 1"))
+    (tmp_path / "app.py").write_text(
+        text.replace("x * x", "x * x + 1")
+        + "@app.function(schedule='0 3 1 1 *')\ndef nightly(): ...\n"
+    )
     assert "deployed in project default" in run(*deploy)
     assert run(sys.executable, "-c", code).startswith("26 [0, 1, 2] [2, 5]")
+    assert "embed-nightly" in run(sys.executable, "-m", "cavvy", "schedules")
+    (tmp_path / "app.py").write_text(text)
+    assert "deployed in project default" in run(*deploy)
+    assert "embed-nightly" not in run(sys.executable, "-m", "cavvy", "schedules")
+
+
+def test_what_a_run_of_a_schedule_does(tmp_path: Path) -> None:
+    """The files of its job lie in a folder, as on a node."""
+    (tmp_path / "timed.py").write_text(
+        "import cavvy\n"
+        "app = cavvy.App('timed')\n"
+        "@app.function(schedule='0 3 * * *')\n"
+        "def nightly(where='here'): print('ran', where)\n"
+        "@app.function(schedule='0 4 * * *')\n"
+        "async def fails(): raise OSError('as expected')\n"
+    )
+    code = (
+        "import json, shlex, timed\n"
+        "from cavvy.capabilities.functions.deployed import make_scheduled\n"
+        "for each in timed.app.functions.values():\n"
+        "    task, files = make_scheduled(timed.app, each)\n"
+        "    shown = json.loads(task.text)['run'] if task.text.startswith('{') else task.text\n"
+        "    print(json.dumps([shown, {k: str(v) for k, v in files.items()}]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    for line, code_, shown in zip(
+        done.stdout.splitlines(), (0, 1), ("ran here", "OSError: as expected"), strict=True
+    ):
+        text, files = json.loads(line)
+        for inside, path in files.items():
+            (tmp_path / inside).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, tmp_path / inside)
+        command = next(each for each in text.splitlines() if "once.py" in each)
+        command = command.partition("run:")[2] or command
+        ran = subprocess.run(
+            ["sh", "-c", command.strip().strip("'")], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert (ran.returncode, shown in ran.stdout + ran.stderr) == (code_, True), ran

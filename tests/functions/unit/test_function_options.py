@@ -6,6 +6,7 @@ import pytest
 
 import cavvy
 from cavvy.capabilities.functions.app import App, FunctionClass
+from cavvy.capabilities.functions.deployed import make_scheduled
 from cavvy.capabilities.functions.frames import CallFrames, WrongFrame, pack
 from cavvy.capabilities.functions.image import FunctionImage
 from cavvy.capabilities.functions.options import read_length, read_options
@@ -123,6 +124,16 @@ def test_a_generator_is_not_mapped() -> None:
         count.map([1, 2])
     with pytest.raises(InvalidArgument, match="cannot be spawned"):
         count.spawn(3)
+
+
+def test_a_schedule_passes_no_arguments() -> None:
+    app = App("timed")
+
+    @app.function(schedule="0 3 * * *")
+    def nightly(day: str) -> None: ...
+
+    with pytest.raises(InvalidArgument, match=r"nightly \(.*\) has a schedule and needs .* day"):
+        make_scheduled(app, nightly)
 
 
 def test_frames_arrive_in_any_pieces() -> None:

@@ -3,23 +3,27 @@ functions by `Function.lookup`. The first call submits the job, which ends when 
 """
 
 import getpass
+import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
+from pathlib import Path
 from secrets import token_hex
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Raw
 from msgspec.json import encode
 
 from cavvy.capabilities.functions import wire
-from cavvy.capabilities.functions.app import App, Function
+from cavvy.capabilities.functions.app import App, Function, name_place
 from cavvy.capabilities.functions.calls import AppRun
 from cavvy.capabilities.functions.jobs import (
     ENDED,
     JobPlace,
     group_functions,
+    make_key,
     make_meeting_place,
     make_task,
 )
@@ -29,8 +33,14 @@ from cavvy.client.errors import ApiError
 from cavvy.client.paths import read_time
 from cavvy.sdk.connections import Connections
 from cavvy.sdk.errors import InvalidArgument, JobNotFound
-from cavvy.sdk.submission import SubmitOptions, prepare_task
+from cavvy.sdk.submission import SentTask, SubmitOptions, prepare_task
+from cavvy.sdk.task import Task
 
+if TYPE_CHECKING:
+    import hashlib
+
+SendTask = Callable[[Task, Mapping[str, Path], str], SentTask]
+_SCHEDULE = "cavvy-schedule"  # the tag of jobs that repeat
 _FRESH_S = 60.0  # for which another program may still be about to submit a job whose ID it has
 
 
@@ -124,56 +134,141 @@ def submit_part(
 
 
 def deploy_app(app: App, project: str | None, *, consent: bool) -> DeployedRevision:
-    """Store a revision of an app, and stop the jobs of the one before. Raises CavvyError."""
+    """Store a revision of an app, and stop the jobs and schedules of the one before. Raises
+    CavvyError.
+    """
     if not app.place.file:
         raise InvalidArgument(f"the app {app.name} is in no file", "write it into a file")
     connections = Connections(None, None, None)
     chosen = project or app.project or connections.default_project()
-    parts = []
     revision = sha256()
     with connections.use() as connection:
-        try:
-            before = wire.read_app(connection, chosen, app.name)
-        except ApiError as error:
-            if error.code != "app-not-found":
-                raise
-            before = None
-        for key, mine in group_functions(app).items():
-            owners = [each.options if each.owner is None else each.owner.options for each in mine]
-            kept = any(each.min_replicas for each in owners)
-            idle_s = 0.0 if kept else max(each.idle for each in owners)
-            meet = make_meeting_place(token_hex(8))
-            task, files = make_task(app, key, [meet], idle_s or _NEVER_S)
-            options = SubmitOptions(project=chosen, files=files)
-            asked = connection, task, options, None, connections.default_project
-            prepared = prepare_task(*asked)
-            same = prepared.text.replace(meet, "")
-            revision.update(f"{same}\0{prepared.origin.snapshot}\0".encode())
-            parts.append(
-                wire.AppPartAsk(
-                    text=prepared.text,
-                    origin=Raw(encode(prepared.origin)),
-                    snapshot=prepared.origin.snapshot or "",
-                    meet=meet,
-                    functions=[
-                        wire.DeployedFunction(name=each.name, generator=each.is_generator)
-                        for each in mine
-                    ],
-                    consent=consent,
-                )
-            )
+        before = _read_before(connection, chosen, app.name)
+        send = partial(_send, connection, connections, chosen, revision)
+        parts = [
+            _make_part(app, key, mine, send, consent=consent)
+            for key, mine in group_functions(app).items()
+        ]
+        schedules = {
+            each.name: send(*make_scheduled(app, each), "")
+            for each in app.functions.values()
+            if each.options.schedule is not None
+        }
         made = revision.hexdigest()[:12]
         changed = before is None or before.parts[0].revision != made
         if changed:
             ask = wire.AppAsk(revision=made, parts=parts, user=getpass.getuser())
             wire.put_app(connection, chosen, app.name, ask)
-            for part in before.parts if before is not None else ():
-                if part.job:
-                    with suppress(ApiError):
-                        reason = f"revision {made} was deployed"
-                        connection.stop(chosen, part.job, reason=reason)
-    names = list(app.functions)
-    return DeployedRevision(chosen, made, names, (), changed)
+            old = [each.job for each in before.parts if each.job] if before is not None else []
+            for job in (*old, *_list_schedules(connection, chosen, app.name)):
+                with suppress(ApiError):
+                    connection.stop(chosen, job, reason=f"revision {made} was deployed")
+            for sent in schedules.values():
+                _submit(connection, sent, chosen, consent=consent)
+    return DeployedRevision(chosen, made, list(app.functions), list(schedules), changed)
+
+
+def make_scheduled(app: App, function: Function) -> tuple[Task, dict[str, Path]]:
+    """Return the task that runs a function at the times of its schedule, and the files to send.
+    Raises InvalidArgument if the function needs arguments.
+    """
+    needed = [
+        each.name
+        for each in inspect.signature(function.raw or (lambda: None)).parameters.values()
+        if each.default is each.empty
+        and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+        and not (function.owner is not None and each.name == "self")
+    ]
+    if needed:
+        raise InvalidArgument(
+            f"{function.name} ({name_place(function.raw)}) has a schedule and needs the arguments "
+            f"{', '.join(needed)}",
+            "give them defaults, since the schedule passes none",
+        )
+    options = function.options
+    task, files = make_task(app, make_key(app, function), [function.name], 0.0, "once")
+    name = f"{app.name}-{function.name}".lower().replace(".", "-").replace("_", "-")
+    more: dict[str, Any] = {
+        "name": name[:50].strip("-"),
+        "tags": {"cavvy-app": app.name, _SCHEDULE: app.name},
+        "schedule": {"cron": options.schedule},
+    }
+    if options.retries:
+        more["retry"] = {"exit": options.retries}
+    if options.timeout:
+        more["limits"] = {"duration": options.timeout}
+    return task.replace(**more), files
+
+
+def _make_part(
+    app: App, key: str, mine: Sequence[Function], send: SendTask, *, consent: bool
+) -> wire.AppPartAsk:
+    owners = [each.options if each.owner is None else each.owner.options for each in mine]
+    kept = any(each.min_replicas for each in owners)
+    idle_s = _NEVER_S if kept else max(each.idle for each in owners)
+    meet = make_meeting_place(token_hex(8))
+    sent = send(*make_task(app, key, [meet], idle_s), meet)
+    return wire.AppPartAsk(
+        text=sent.text,
+        origin=Raw(encode(sent.origin)),
+        snapshot=sent.origin.snapshot or "",
+        meet=meet,
+        functions=[
+            wire.DeployedFunction(name=each.name, generator=each.is_generator) for each in mine
+        ],
+        consent=consent,
+    )
+
+
+def _send(
+    connection: ApiClient,
+    connections: Connections,
+    project: str,
+    revision: "hashlib._Hash",
+    task: Task,
+    files: Mapping[str, Path],
+    apart: str,
+) -> SentTask:
+    """Check a task and upload its files. What it is, without the text `apart`, goes into the hash
+    of the revision.
+    """
+    options = SubmitOptions(project=project, files=files)
+    sent = prepare_task(connection, task, options, None, connections.default_project)
+    same = sent.text.replace(apart, "") if apart else sent.text
+    revision.update(f"{same}\0{sent.origin.snapshot}\0".encode())
+    return sent
+
+
+def _read_before(connection: ApiClient, project: str, app: str) -> wire.DeployedApp | None:
+    try:
+        return wire.read_app(connection, project, app)
+    except ApiError as error:
+        if error.code != "app-not-found":
+            raise
+        return None
+
+
+def _list_schedules(connection: ApiClient, project: str, app: str) -> list[str]:
+    """Return the IDs of the app's jobs that repeat."""
+    found: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = connection.jobs(project, phases=("queued",), cursor=cursor)
+        found += [each.id for each in page.jobs if each.held and each.tags.get(_SCHEDULE) == app]
+        cursor = page.cursor
+        if cursor is None:
+            return found
+
+
+def _submit(connection: ApiClient, sent: SentTask, project: str, *, consent: bool) -> None:
+    connection.submit(
+        sent.text,
+        project=project,
+        path=sent.path,
+        origin=sent.origin,
+        user=getpass.getuser(),
+        consent=consent,
+    )
 
 
 _NEVER_S = 1e9  # of a job that is kept while nothing calls it

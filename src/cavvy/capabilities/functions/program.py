@@ -82,6 +82,8 @@ def deploy_program(path: Path, project: str | None, consent: bool) -> None:
             raise CommandFailure(error.message, error.hint) from error
         state = "deployed" if done.changed else "is deployed already"
         click.echo(f"{app.name}: revision {done.revision} {state} in project {done.project}")
+        for name in done.schedules:
+            click.echo(f"  {name} runs at {app.functions[name].options.schedule} (UTC)")
         for name in done.functions:
             click.echo(f'  cavvy.Function.lookup("{app.name}", "{name}").remote(...)')
 
