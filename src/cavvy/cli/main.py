@@ -51,16 +51,7 @@ _OWN: dict[str, dict[str, str]] = {
         "rm": "Remove ended jobs with their logs; their bills stay.",
         "schedules": "List repeating jobs and their next start times.",
     },
-    "Serve requests": {
-        "serve": "Start a service, or deploy a new revision of it.",
-        "deploy": "Serve the model that a job has trained.",
-        "services": "List services with their replicas and traffic, or show one.",
-        "call": "Send a request to a service.",
-        "chat": "Talk to the language model of a service.",
-        "key": "Create, list and revoke keys for calls to a service.",
-        "queue": "List, show, retry and delete queued calls to a service.",
-        "unserve": "Stop a service after its pending requests are answered.",
-    },
+    "Serve requests": {},  # capabilities have its commands; it stands here in the help
     "Work on nodes": {
         "machines": "List, start, stop and remove named machines, and set their keep times.",
         "exec": "Run a command in the environment of a running job.",
@@ -118,9 +109,6 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "logs": ("logs", "events", "wait"),
     "stop": ("stop", "rm", "drill"),
     "rerun": ("rerun", "retry", "diff"),
-    "serve": ("serve", "unserve"),
-    "services": ("services", "key"),
-    "call": ("call", "chat", "queue"),
     "access": ("exec", "ssh", "cp", "forward"),
     "advise": ("advise", "reserve"),
     "join": ("join", "joined"),
@@ -135,9 +123,6 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 # Commands that belong to another one, and how they are called there. The words of before are still
 # answered, but not listed.
 _OWN_MERGED = {
-    "unserve": "stop",  # which ends services, too
-    "key": "services key",
-    "queue": "services queue",
     "top": "nodes top",
     "budget": "cost budget",
     "advise": "cost advise",
@@ -198,7 +183,7 @@ def _add_commands() -> _CommandTable:
         rows.insert(before[0] if before else len(rows), (each.name, each.summary))
         if each.called:
             merged[each.name] = each.called
-    table = {title: dict(rows) for title, rows in sections.items()}
+    table = {title: dict(rows) for title, rows in sections.items() if rows}
     return _CommandTable(table, places, merged, tuple(inner), left_out)
 
 

@@ -105,9 +105,11 @@ def command(
     except CommandFailure:
         if dry_run or not _chooses_service(file, params, options):
             raise
-        from cavvy.cli.serve import serve_file
+        from cavvy.cli.reach.services import find_service_commands
 
-        serve_file(file, options, params, yes=yes, project=project, name=name, output=output)
+        find_service_commands().serve_file(
+            file, options, params, yes=yes, project=project, name=name, output=output
+        )
         return
     project = task_project(project, loaded.task)
     with session() as client:

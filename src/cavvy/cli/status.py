@@ -10,9 +10,9 @@ from msgspec.json import decode, encode
 from cavvy.cli.reach.arguments import any_job_argument
 from cavvy.cli.reach.names import find_named
 from cavvy.cli.reach.newest import find_newest
+from cavvy.cli.reach.services import find_service_commands
 from cavvy.cli.reach.session import named, project_option
 from cavvy.cli.reach.waiting import show_repeatedly, watch_option
-from cavvy.cli.services import show_service
 from cavvy.cli.view import formatting
 from cavvy.cli.view.output import TableColumn, json_option, json_out, pairs_out, rows_out, text_out
 from cavvy.client.errors import ApiError
@@ -81,7 +81,7 @@ def command(name: str | None, project: str, watch: bool, output: str) -> None:
         elif isinstance(found, ArrayDetail):
             _show_array(found, output)
         else:
-            show_service(found, output)
+            find_service_commands().show_service(found, output)
 
     show_repeatedly(read, show, watch, output)
 

@@ -121,4 +121,7 @@ class Capability(NamedTuple):
     # functions that recognise Python files which `cavvy run` does not submit as scripts:
     # `find(text)` returns what runs and deploys the file (`cli.task.programs.Program`), or None
     programs: tuple[str, ...] = ()
+    # the class of what commands of jobs ask of services, since task files describe services, too
+    # (`cli.reach.services.ServiceCommands`)
+    service_commands: str = ""
     tools: tuple[str, ...] = ()  # functions that coding agents may call: they read, or cost nothing

@@ -27,7 +27,7 @@ from cavvy.capabilities.edge.nouns import (
 )
 from cavvy.capabilities.edge.on_device.bundle import pack_device
 from cavvy.capabilities.edge.service import EdgeService
-from cavvy.cli.services import list_pairs
+from cavvy.capabilities.serving.services_command import list_pairs
 from cavvy.client.service_wire import ServedView
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.domain.figures import FigureBlock, FigureColumns

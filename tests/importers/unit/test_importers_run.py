@@ -435,7 +435,8 @@ def test_run_offers_to_start_a_service(
     served: list[object] = []
     monkeypatch.setattr("cavvy.cli.task.submission.may_ask", lambda: True)
     monkeypatch.setattr(
-        "cavvy.cli.serve.serve_file", lambda file, *_, name, **__: served.append((file, name))
+        "cavvy.capabilities.serving.serve_command.serve_file",
+        lambda file, *_, name, **__: served.append((file, name)),
     )
     words = ["a.yaml", "--name", "b"]
     done = CliRunner().invoke(run_command, words, input=answer, standalone_mode=False)

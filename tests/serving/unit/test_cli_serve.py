@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.unit.cli_client import FakeClient
 
-import cavvy.cli.serve
+import cavvy.capabilities.serving.serve_command
 from cavvy.cli.main import cli
 from cavvy.client.service_wire import ServedView
 from cavvy.client.wire import SubmitRequest
@@ -50,7 +50,7 @@ class ServiceClient(FakeClient):
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ServiceClient:
     found = ServiceClient()
-    monkeypatch.setattr(cavvy.cli.serve, "session", lambda: found)
+    monkeypatch.setattr(cavvy.capabilities.serving.serve_command, "session", lambda: found)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.yaml").write_text(FILE)
     return found

@@ -2,9 +2,9 @@
 
 from datetime import UTC, datetime
 
-from tests.cli.unit.test_cli_call_waits import make_service
+from tests.serving.unit.test_cli_call_waits import make_service
 
-from cavvy.cli.services import list_pairs
+from cavvy.capabilities.serving.services_command import list_pairs
 from cavvy.cli.view.formatting import list_events, show_time
 from cavvy.client.service_wire import (
     CronView,

@@ -9,7 +9,7 @@ from cavvy.capabilities.serving.decide.service_figures import (
     record_level,
 )
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
-from cavvy.cli.services import _show_level
+from cavvy.capabilities.serving.services_command import _show_level
 from cavvy.client.service_wire import LevelShares, LevelView
 from cavvy.domain.stored_services import StoredService
 from cavvy.task_files import parse_file

@@ -1,11 +1,73 @@
 """What services contribute."""
 
-from cavvy.frame.capability import Capability
+from cavvy.frame.capability import FIRST_ONE, Capability, Command
 
 _HERE = "cavvy.capabilities.serving"
 CAPABILITY = Capability(
     name="serving",
     summary="Answer requests with a program on replicas.",
+    commands=(
+        Command(
+            name="serve",
+            place=f"{_HERE}.serve_command:command",
+            summary="Start a service, or deploy a new revision of it.",
+            section="Serve requests",
+            after=FIRST_ONE,
+        ),
+        Command(
+            name="deploy",
+            place=f"{_HERE}.deploy_command:command",
+            summary="Serve the model that a job has trained.",
+            section="Serve requests",
+            after="serve",
+        ),
+        Command(
+            name="services",
+            place=f"{_HERE}.services_command:command",
+            summary="List services with their replicas and traffic, or show one.",
+            section="Serve requests",
+            after="deploy",
+        ),
+        Command(
+            name="call",
+            place=f"{_HERE}.call_command:command",
+            summary="Send a request to a service.",
+            section="Serve requests",
+            after="services",
+        ),
+        Command(
+            name="chat",
+            place=f"{_HERE}.call_command:chat_command",
+            summary="Talk to the language model of a service.",
+            section="Serve requests",
+            after="call",
+        ),
+        Command(
+            name="key",
+            place=f"{_HERE}.services_command:key_command",
+            summary="Create, list and revoke keys for calls to a service.",
+            section="Serve requests",
+            after="chat",
+            called="services key",
+        ),
+        Command(
+            name="queue",
+            place=f"{_HERE}.call_command:queue_command",
+            summary="List, show, retry and delete queued calls to a service.",
+            section="Serve requests",
+            after="key",
+            called="services queue",
+        ),
+        Command(
+            name="unserve",
+            place=f"{_HERE}.serve_command:unserve_command",
+            summary="Stop a service after its pending requests are answered.",
+            section="Serve requests",
+            after="queue",
+            called="stop",
+        ),
+    ),
+    service_commands=f"{_HERE}.command_parts:CommandParts",
     docs=("guides/serve.md", "guides/service-access.md", "guides/service-calls.md"),
     routes=(
         f"{_HERE}.routes.calls:hook_router",

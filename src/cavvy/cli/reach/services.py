@@ -1,9 +1,9 @@
-"""Services in the commands of jobs: the logs of their replicas, and waiting until they are ready or
-have ended.
+"""Services in the commands of jobs: the logs of their replicas, waiting until they are ready or
+have ended, and what the capability that runs them does for these commands.
 """
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, cast
 
 import click
 
@@ -11,14 +11,50 @@ from cavvy.cli.reach.arrays import LogGroup
 from cavvy.cli.reach.session import named
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.formatting import ENDED
+from cavvy.frame.discover import load_all
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.service_wire import ServedView
     from cavvy.client.wire import JobDetail
+    from cavvy.task_files import ReadOptions
 
 _LOOK_AGAIN_S = 0.2
 _QUIET_S = 5  # seconds of waiting before a message names the reason
+
+
+class ServiceCommands(Protocol):
+    """What commands of jobs ask of the capability that runs services, since task files describe
+    services, too.
+    """
+
+    def serve_file(
+        self,
+        file: str,
+        options: "ReadOptions",
+        params: dict[str, str],
+        *,
+        yes: bool,
+        project: str | None,
+        name: str | None,
+        output: str,
+    ) -> None:
+        """Start the service of a file and print its URL. Raises CommandFailure."""
+        ...
+
+    def show_service(self, found: "ServedView", output: str) -> None:
+        """Show a service, as `cavvy services show` does."""
+        ...
+
+
+def find_service_commands() -> ServiceCommands:
+    """Return what a capability does for services. Raises CommandFailure if none does."""
+    for _, make in load_all(lambda each: (each.service_commands,) if each.service_commands else ()):
+        return cast(ServiceCommands, make())
+    raise CommandFailure(
+        "this installation has no capability that runs services",
+        "`cavvy --commands` names what is left out, with the reason",
+    )
 
 
 class ReplicaLogs:

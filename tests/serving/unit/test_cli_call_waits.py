@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.cli.call import find_text
+from cavvy.capabilities.serving.call_command import find_text
 from cavvy.cli.reach.service_call import list_advice, list_waits
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.service_calls import find_model, say_problem

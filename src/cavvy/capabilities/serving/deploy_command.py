@@ -14,7 +14,7 @@ from cavvy.cli.view.groups import NameArgument
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
-    from cavvy.cli.task.deployment import Deployment, ModelChoice
+    from cavvy.capabilities.serving.deployment import Deployment, ModelChoice
     from cavvy.client import ApiClient
     from cavvy.client.model_wire import ModelView
 
@@ -75,10 +75,10 @@ def command(
     FILE.py deploys the functions of its apps, for calls from any program; it takes only --project
     and --yes.
     """
+    from cavvy.capabilities.serving.deployment import ModelChoice, prepare, prepare_file
     from cavvy.cli.reach.names import find_job
     from cavvy.cli.reach.published import find_version
     from cavvy.cli.reach.service_call import await_url, list_advice
-    from cavvy.cli.task.deployment import ModelChoice, prepare, prepare_file
 
     if file is not None and (engine or model):
         raise CommandFailure(
@@ -119,7 +119,7 @@ def _prepare_version(
     param: tuple[str, ...],
     choice: "ModelChoice",
 ) -> "Deployment":
-    from cavvy.cli.task.deployment import prepare, prepare_version
+    from cavvy.capabilities.serving.deployment import prepare, prepare_version
 
     if choice.source:
         raise CommandFailure("--from is for jobs: a version has its own files", exit_code=2)
