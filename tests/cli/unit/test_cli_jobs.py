@@ -774,6 +774,8 @@ def test_an_unknown_command_names_its_neighbour() -> None:
 def test_a_missing_name_and_an_unknown_command_name_what_exists(
     words: str, message: str, hint: str
 ) -> None:
+    if words.split()[0] in ("estimate", "tco") and words.split()[0] not in COMMANDS:
+        pytest.skip("its capability is left out")
     answer = run(*words.split())
     assert answer.exit_code == 2
     assert message in answer.stderr

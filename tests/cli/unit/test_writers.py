@@ -8,7 +8,11 @@ import cavvy
 
 SRC = Path(cavvy.__file__).parent
 ROOMS = ("cli", "sdk", "capabilities")
-ON_DEVICE = SRC / "capabilities" / "edge" / "on_device"  # runs in a folder of its own, on devices
+# what runs on devices, nodes and servers, in folders of their own, and programs for users to change
+ELSEWHERE = (
+    *("edge/on_device", "functions/on_node", "importers/slurm/node_tools.py", "templates"),
+    *("serving/decide", "serving/gateway", "serving/server"),
+)
 # methods and functions that write to a path of this machine; `Landing` and `new_file` have others
 _WRITES = {"write_text", "write_bytes", "symlink_to", "link_to", "hardlink_to"}
 _WRITES |= {"copy", "copy2", "copyfile", "copytree", "move", "extractall", "unpack_archive"}
@@ -29,6 +33,7 @@ KNOWN = {
     "capabilities/simulation/traces/plots.py:save_figure": CHECKED,
     "capabilities/simulation/traces/plots.py:draw_inline": "to memory",
     "cli/view/statement.py:write_parquet": CHECKED,
+    "capabilities/functions/jobs.py:_keep": STATE,
     "cli/image.py:_build": OWN,
     "capabilities/edge/model_command.py:_copy": OWN,
     "capabilities/edge/model_command.py:_convert": OWN,
@@ -52,7 +57,7 @@ KNOWN = {
 def find_writers() -> Iterator[str]:
     for room in ROOMS:
         for path in sorted((SRC / room).rglob("*.py")):
-            if path.is_relative_to(ON_DEVICE):
+            if any(path.is_relative_to(SRC / "capabilities" / each) for each in ELSEWHERE):
                 continue
             tree = ast.parse(path.read_text())
             for name, function in list_functions(tree, ""):

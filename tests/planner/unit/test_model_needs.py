@@ -79,15 +79,6 @@ def test_a_model_of_another_size_needs_memory_in_proportion() -> None:
     assert small.lean < small.sharded < small.whole
 
 
-def test_the_command_that_makes_sure_gives_the_same_memory() -> None:
-    need = find_need(make_task("x --model llama-8b"), 8)
-    words = ["estimate", "--model", "llama-8b", "--gpu", "A100:8", "--fsdp"]
-    table = CliRunner().invoke(cli, words).stdout
-    assert need is not None
-    row = next(line for line in table.splitlines() if line.startswith("A100"))
-    assert f" {need.sharded / 1024:.1f} " in row
-
-
 def test_the_plan_shows_the_hint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
     (tmp_path / "empty.toml").touch()
