@@ -6,6 +6,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +19,7 @@ from cavvy.frame.discover import _choose, find_capabilities
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "capability"
+COMPILED = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}  # programs keep what they compile
 OWN = sorted(path.parent.name for path in ROOT.glob("src/cavvy/capabilities/*/capability.py"))
 
 
@@ -32,7 +35,7 @@ def list_commands(source: Path, *more: Path) -> dict[str, object]:
         capture_output=True,
         text=True,
         check=True,
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**COMPILED, "PYTHONPATH": paths},
     )
     file, sections, left_out, places = json.loads(done.stdout)
     assert Path(file).is_relative_to(source)
@@ -47,17 +50,35 @@ def test_own_capabilities_are_found_by_their_folders() -> None:
         assert all((ROOT / "docs" / page).exists() for page in each.docs)
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with what Python has compiled of it, which most of the time of its
+    programs would go into.
+    """
+    made = tmp_path_factory.mktemp("copy") / "src"
+    shutil.copytree(ROOT / "src", made, ignore=shutil.ignore_patterns("*.egg-info", "*.pyc.*"))
+    return made
+
+
+@contextmanager
+def left_out(name: str, source: Path, folder: Path) -> Iterator[None]:
+    """While the block runs, the copy lacks a capability."""
+    place = source / "cavvy" / "capabilities" / name
+    shutil.move(place, folder / name)
+    try:
+        yield
+    finally:
+        shutil.move(folder / name, place)
+
+
 @pytest.mark.parametrize("name", OWN)
-def test_the_rest_works_without_a_capability(name: str, tmp_path: Path) -> None:
+def test_the_rest_works_without_a_capability(name: str, source: Path, tmp_path: Path) -> None:
     """Whole suites without each one: `scripts/drills/without.py`."""
     taken, standing = list_taken(name)
-    source = tmp_path / "src"
-    shutil.copytree(
-        ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
-    )
-    whole, shown = list_commands(source), look_at_whole()
-    shutil.rmtree(source / "cavvy" / "capabilities" / name)
-    rest, left = list_commands(source), look(source)
+    whole, shown = list_whole(), look_at_whole()
+    with left_out(name, source, tmp_path):
+        rest, left = list_commands(source), look(source)
+        users = list_users(name, source)
     gone = {command.name for each in taken for command in each.commands}
     assert gone <= set(whole["places"])  # type: ignore[call-overload]
     assert set(rest["left out"]) == standing  # type: ignore[call-overload]
@@ -65,7 +86,7 @@ def test_the_rest_works_without_a_capability(name: str, tmp_path: Path) -> None:
         kept = [word for word in rows if word not in gone]
         assert list(rest["sections"].get(title, ())) == kept  # type: ignore[attr-defined]
     assert left.logged == shown.logged == []
-    assert list_users(name, source) <= {
+    assert users <= {
         each.name for each in find_capabilities().capabilities if name in (*each.needs, *each.uses)
     }
     assert bool(shown.tables - left.tables) == any(each.tables for each in taken)
@@ -111,10 +132,7 @@ def test_imports_between_capabilities_are_those_that_they_declare() -> None:
     }
 
 
-def test_own_files_are_read_without_the_importers(tmp_path: Path) -> None:
-    source = tmp_path / "src"
-    gone = shutil.ignore_patterns("__pycache__", "*.egg-info", "importers")
-    shutil.copytree(ROOT / "src", source, ignore=gone)
+def test_own_files_are_read_without_the_importers(source: Path, tmp_path: Path) -> None:
     (tmp_path / "task.yaml").write_text("name: own\nrun: echo hi\n")
     (tmp_path / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun hostname\n")
     (tmp_path / "pool.yaml").write_text("name: p\nmax: 2\nresources: {cpu: 2}\n")
@@ -135,13 +153,14 @@ assert read_pool(open("pool.yaml").read(), file="pool.yaml", project="default").
 assert load_script("job.sbatch", []) is None
 print(refused("job.sbatch"), refused("task.yaml", dialect="slurm"), sep="\\n")
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(source)},
-    )
+    with left_out("importers", source, tmp_path):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**COMPILED, "PYTHONPATH": str(source)},
+        )
     assert done.returncode == 0, done.stderr
     assert "the file is a script, not a task file" in done.stdout
     assert "-- bash job.sbatch` runs the script" in done.stdout
@@ -185,6 +204,11 @@ print(json.dumps([paths, tables, pages, logged]))
 
 
 @cache
+def list_whole() -> dict[str, object]:
+    return list_commands(ROOT / "src")
+
+
+@cache
 def look_at_whole() -> Look:
     return look(ROOT / "src")
 
@@ -196,7 +220,7 @@ def look(source: Path, *more: Path) -> Look:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**COMPILED, "PYTHONPATH": paths},
     )
     assert done.returncode == 0, done.stderr
     routes, tables, pages, logged = json.loads(done.stdout.splitlines()[-1])
