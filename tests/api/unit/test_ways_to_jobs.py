@@ -7,6 +7,7 @@ from pathlib import Path
 import cavvy
 
 _SOURCE = Path(cavvy.__file__).parent
+_ROOMS = ("api", "control", "server", "capabilities")
 # what makes jobs wait, of the service for jobs
 _MAKERS = {"submit", "enqueue", "submit_all", "retry", "retry_array"}
 _DOOR = "count_new"
@@ -92,7 +93,7 @@ def test_every_way_to_a_job_passes_the_door() -> None:
 def _list_consents() -> dict[str, set[str]]:
     """Return what each function takes for consent to pay, if its caller does not say so."""
     found = dict[str, set[str]]()
-    for name, tree in _list_trees("api", "control", "server", "capabilities"):
+    for name, tree in _list_trees(b"consent", *_ROOMS):
         for each in ast.walk(tree):
             if not isinstance(each, ast.AsyncFunctionDef | ast.FunctionDef):
                 continue
@@ -120,16 +121,17 @@ def _list_values(function: ast.AST) -> Iterator[ast.expr]:
             yield node.value
 
 
-def _list_trees(*rooms: str) -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(_SOURCE.rglob("*.py")):
-        name = path.relative_to(_SOURCE).as_posix()
-        if name.partition("/")[0] in rooms:
-            yield name, ast.parse(path.read_bytes())
+def _list_trees(word: bytes, *rooms: str) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the modules of these rooms in which the word stands; most have nothing to find."""
+    for room in rooms:
+        for path in sorted((_SOURCE / room).rglob("*.py")):
+            if word in (text := path.read_bytes()):
+                yield path.relative_to(_SOURCE).as_posix(), ast.parse(text)
 
 
 def _list_ways() -> Iterator[tuple[str, bool]]:
     """Yield each function that makes jobs, and whether it does so only behind the door."""
-    for name, tree in _list_trees("api", "control", "server", "capabilities"):
+    for name, tree in _list_trees(b"jobs", *_ROOMS):
         for each in ast.walk(tree):
             if isinstance(each, ast.AsyncFunctionDef | ast.FunctionDef):
                 all_calls = sum(_is_maker(node) for node in ast.walk(each))
