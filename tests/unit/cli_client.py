@@ -409,6 +409,8 @@ class FakeClient:
             raise ApiError("job-not-found", "project default has no array", "", 404)
         if "/services/" in target:
             raise ApiError("service-not-found", "project default has no service", "", 404)
+        if target.startswith("/v1/ledger"):
+            return []
         assert target.startswith("/v1/services"), target
         return self.served
 

@@ -66,7 +66,7 @@ def command(name: str | None, project: str, watch: bool, output: str) -> None:
         from cavvy.client import wire
 
         chosen[:] = chosen or [find_newest(client, project, "status")]
-        job = find_named(client, project, chosen[0])
+        job = find_named(client, project, chosen[0], newest=True)
         if not isinstance(job, wire.JobDetail):
             return job
         planned = job.plan_state is not None and job.ended_at is None

@@ -48,7 +48,7 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
             ids = [row.id for row in rows if not row.members]
             arrays = [row.id for row in rows if row.members]
         else:
-            found = [find_named(client, project, name) for name in names]
+            found = [find_named(client, project, name, newest=True) for name in names]
             ids = [each.id for each in found if isinstance(each, JobDetail)]
             arrays = [each.array.id for each in found if isinstance(each, ArrayDetail)]
             services = [each.name for each in found if isinstance(each, ServedView)]

@@ -285,7 +285,9 @@ def test_stop_says_that_services_go_on_and_how_to_end_them(client: FakeClient) -
     assert [name in every for name in ("web", "idle", "gone")] == [True, True, False]
 
 
-def test_only_four_commands_find_a_session_by_its_machines_name(client: FakeClient) -> None:
+def test_commands_find_a_session_by_its_machines_name_unless_a_job_has_it(
+    client: FakeClient,
+) -> None:
     client.all_jobs |= {"dev": make_job("dev", "done"), "dev-2": make_job("dev-2", "failed")}
     client.sessions = {"dev": "dev-2"}
     assert run("wait", "dev").stdout == "dev-2: failed, exit code 3\n"
@@ -766,7 +768,7 @@ def test_an_unknown_command_names_its_neighbour() -> None:
         ("events", "NAME is missing", "`cavvy ps` lists jobs; `cavvy events --help` shows"),
         ("machines stop", "NAME is missing", "`cavvy machines` lists machines; "),
         ("call", "NAME is missing", "`cavvy services` lists services; "),
-        ("setup", "PROVIDER is missing", "for example `cavvy setup runpod`; `cavvy setup --help"),
+        ("setup", "PROVIDER is missing", "for example `cavvy setup runpod`; there are aws, "),
         ("tco", "PLAN.YAML is missing", "for example `cavvy tco plan.yaml`; `cavvy tco --help"),
         ("cp", "SOURCE is missing", "for example `cavvy cp digits:out/weights.pt .`; "),
     ],

@@ -97,6 +97,8 @@ def find_wrong_words(
         choices = param.type.choices if isinstance(param.type, click.Choice) else ()
         if choices and isinstance(told, str) and told != HOLE and told not in choices:
             return f"{told} is none of {', '.join(map(str, choices))}"
+    if isinstance(command, TaskCommand) and command.several:
+        rest = [word for word in rest if not word.endswith((".yaml", ".yml"))]
     return f"{' '.join(rest)} is too much" if rest and not context.allow_extra_args else ""
 
 

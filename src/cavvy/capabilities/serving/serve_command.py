@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import complete_services, needless_yes_option
+from cavvy.cli.reach.interrupts import held_interrupt, leave_if
 from cavvy.cli.reach.services import wait_for_end
 from cavvy.cli.reach.session import project_option, session, task_project
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
@@ -69,6 +70,7 @@ def serve_file(
     output: str,
 ) -> None:
     """Start the service of a file and print its URL."""
+    from cavvy.cli.reach.follow import leave_running
     from cavvy.cli.reach.service_call import await_url
     from cavvy.cli.task.submission import ask_consent, make_origin
     from cavvy.client.service_wire import put_service
@@ -78,21 +80,28 @@ def serve_file(
     project, name = task_project(project, loaded.task), name or loaded.task.name
     with session() as client:
         origin = make_origin(client, project, loaded, loaded.text)
+
+        def ask_server(consent: bool) -> None:
+            with held_interrupt() as interrupted:
+                put_service(
+                    client,
+                    loaded.text,
+                    project=project,
+                    name=name,
+                    path=file,
+                    params=params,
+                    origin=origin,
+                    user=getpass.getuser(),
+                    consent=consent,
+                )
+            leave_if(interrupted(), project, [name])
+
         ask_consent(
             yes or (loaded.task.limits.budget is not None and not sys.stdin.isatty()),
-            lambda consent: put_service(
-                client,
-                loaded.text,
-                project=project,
-                name=name,
-                path=file,
-                params=params,
-                origin=origin,
-                user=getpass.getuser(),
-                consent=consent,
-            ),
+            ask_server,
         )
-        found = await_url(client, project, name)
+        with leave_running(project, name):
+            found = await_url(client, project, name)
     _show(found, output)
 
 

@@ -24,23 +24,32 @@ _SHOWN = 5  # names that an error lists
 
 
 def find_named(
-    client: "ApiClient", project: str, name: str, error: "ApiError | None" = None
+    client: "ApiClient",
+    project: str,
+    name: str,
+    error: "ApiError | None" = None,
+    *,
+    newest: bool = False,
 ) -> "Found":
     """Return the job with this name or ID, or else the session of the machine, the array or the
     service with this name. `error` is what a request for a job of this name was refused with: it is
-    raised if it has another reason, or if nothing has the name. Raises CommandFailure if the name
-    is that of a machine without a session.
+    raised if it has another reason, or if nothing has the name. With `newest`, the machine's newest
+    session comes before an ended session of this name. Raises CommandFailure if the name is that of
+    a machine without a session.
     """
     from cavvy.client import ApiError
 
     if error is not None and error.code != "job-not-found":
         raise error
-    try:
-        return client.job(project, name, session=True)
-    except ApiError as missing:
-        if missing.code != "job-not-found":
-            raise
-        return _find_other(client, project, name, error or missing)
+    for session in (True,) if newest or error else (False, True):
+        try:
+            return client.job(project, name, session=session)
+        except ApiError as missing:
+            if missing.code != "job-not-found":
+                raise
+            error = error or missing
+    assert error is not None
+    return _find_other(client, project, name, error)
 
 
 def _find_other(
@@ -61,7 +70,7 @@ def _find_other(
     with suppress(ApiError):
         if any(each.name == name for each in client.machines(project)):
             there = named(project, name)
-            hint = f"`cavvy machines stop {there}` stops the machine"
+            hint = f"`cavvy machines stop {there}` stops the machine {name}"
             raise CommandFailure(f"machine {name} has no session", hint) from error
     raise error
 

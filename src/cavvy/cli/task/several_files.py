@@ -10,6 +10,7 @@ import click
 from msgspec import Raw
 from msgspec.json import encode
 
+from cavvy.cli.reach.interrupts import held_interrupt, leave_if
 from cavvy.cli.reach.session import named, session, task_project
 from cavvy.cli.task.load import read_tasks
 from cavvy.cli.task.submission import ask_consent, make_origin
@@ -95,9 +96,12 @@ def _submit(
             for file, each, origin in zip(files, tasks, origins, strict=True)
         ]
         try:
-            return client.submit_batch(project, BatchRequest(tasks=asks, keys=keys)).jobs
+            with held_interrupt() as interrupted:
+                jobs = client.submit_batch(project, BatchRequest(tasks=asks, keys=keys)).jobs
         except ApiError as error:
             raise _name_file(error, files) from error
+        leave_if(interrupted(), project, [job.name for job in jobs])
+        return jobs
 
     return ask_consent(yes or (budgeted and not sys.stdin.isatty()), ask_server)
 

@@ -13,6 +13,7 @@ import click
 from msgspec import Raw
 from msgspec.json import encode
 
+from cavvy.cli.reach.interrupts import held_interrupt, leave_if
 from cavvy.cli.reach.providers import load_settings
 from cavvy.cli.view.failure import CommandFailure, escape_controls
 from cavvy.client import ApiClient, ApiError, make_key
@@ -55,19 +56,22 @@ def submit(
     key = make_key()
 
     def ask_server(consent: bool) -> "Submitted":
-        return client.submit(
-            text,
-            project=project,
-            path=path,
-            params=params,
-            origin=origin,
-            name=name,
-            user=getpass.getuser(),
-            consent=consent,
-            own_consent=own_consent,
-            ceiling_micros=ceiling_micros,
-            key=key,
-        )
+        with held_interrupt() as interrupted:
+            job = client.submit(
+                text,
+                project=project,
+                path=path,
+                params=params,
+                origin=origin,
+                name=name,
+                user=getpass.getuser(),
+                consent=consent,
+                own_consent=own_consent,
+                ceiling_micros=ceiling_micros,
+                key=key,
+            )
+        leave_if(interrupted(), project, [job.name], job.members is not None)
+        return job
 
     return ask_consent(consent, ask_server)
 
@@ -317,7 +321,10 @@ def submit_graph(client: "ApiClient", graph: GraphFile, *, yes: bool) -> "list[S
 
     def ask_server(consent: bool) -> "list[Submitted]":
         asks = graph.requests(origins, consent=consent)
-        return client.submit_graph(graph.project, GraphRequest(tasks=asks, keys=keys))
+        with held_interrupt() as interrupted:
+            jobs = client.submit_graph(graph.project, GraphRequest(tasks=asks, keys=keys))
+        leave_if(interrupted(), graph.project, [job.name for job in jobs])
+        return jobs
 
     return ask_consent(yes or (budgeted and not sys.stdin.isatty()), ask_server)
 
