@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from http import HTTPStatus
 from itertools import chain
@@ -126,6 +126,7 @@ class Console:
                 Route("/sign-in/with", self._begin_sign_in, methods=["POST"]),
                 Route("/sign-in/wait", self._await_sign_in),
                 Route("/sign-out", self._sign_out, methods=["POST"]),
+                *self._own_files(),
                 Mount("/static", StaticFiles(packages=[("cavvy.console", "static")])),
             ],
             exception_handlers={HTTPException: self._on_http, Exception: self._on_fault},
@@ -163,12 +164,48 @@ class Console:
     def _own_pages(self) -> Iterator[Route]:
         """Yield the pages of capabilities, and the changes that their forms request."""
         for capability in find_capabilities().capabilities:
-            for make, own in ((self._page, capability.pages), (self._action, capability.actions)):
+            kinds: tuple[tuple[Callable[..., Route], Sequence[Any]], ...] = (
+                (self._page, capability.pages),
+                (self._action, capability.actions),
+                (self._data, capability.data),
+            )
+            for make, own in kinds:
                 for each in own:
                     try:
                         yield make(each.path, load(each.place))
                     except Exception as error:  # noqa: BLE001 - code of others raises anything
                         say_left_out(capability, f"the page {each.path}", error)
+
+    def _own_files(self) -> Iterator[Mount]:
+        """Yield the files of pages of capabilities, such as scripts."""
+        for each in find_capabilities().capabilities:
+            if each.static:
+                try:
+                    files = StaticFiles(packages=[(each.static, "static")])
+                except (AssertionError, ImportError) as error:
+                    say_left_out(each, "the files of its pages", error)
+                    continue
+                yield Mount(f"/static/{each.name}", files)
+
+    def _data(self, path: str, make: Callable[[ApiClient, Request, datetime], bytes]) -> Route:
+        """What a page's script asks for, as JSON."""
+
+        def send(request: Request) -> Response:
+            clients = self._access.find(self._cookie(request))
+            if clients is None:
+                return JSONResponse({"error": "signed out"}, HTTPStatus.UNAUTHORIZED)
+            self._note(request, clients)
+            try:
+                with clients.lend() as client:
+                    found = make(client, request, self._now())
+            except ApiError as error:
+                self._end_session(request, error)
+                return JSONResponse({"error": error.message}, _status_of(error))
+            except HTTPException as error:
+                return JSONResponse({"error": error.detail}, error.status_code)
+            return Response(found, media_type="application/json")
+
+        return Route(path, send, methods=["GET"])
 
     def _page(self, path: str, make: _MakePage) -> Route:
         def show(request: Request) -> Response:

@@ -68,6 +68,14 @@ class Export(NamedTuple):
     place: str  # what it names, as MODULE:NAME
 
 
+class ConsoleData(NamedTuple):
+    """What the script of a page asks the web console for."""
+
+    path: str  # such as "/jobs/{project}/{name}/curves"
+    # the function that makes it, as MODULE:NAME; it returns JSON as bytes
+    place: str
+
+
 class OwnTables(NamedTuple):
     """The tables of a capability. They stay in the database while it is left out."""
 
@@ -110,6 +118,8 @@ class Capability(NamedTuple):
     events: tuple[str, ...] = ()  # the names of what it announces, of which people can be notified
     pages: tuple[ConsolePage, ...] = ()
     actions: tuple[ConsoleAction, ...] = ()
+    data: tuple[ConsoleData, ...] = ()  # what scripts of its pages ask for
+    static: str = ""  # the package whose folder `static` the console serves at /static/NAME
     # functions that make a part of a page in the console (`console.pages.page.PagePart`): of a
     # job's page, above its other figures, and of the page of an array or a group of jobs
     job_parts: tuple[str, ...] = ()

@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (83, "9fbc110eca5f41cb")
+ROUTES = (84, "23d3312c7ed9ecd0")
 ROOT = Path(__file__).resolve().parents[3]
 
 

@@ -69,6 +69,25 @@ async def test_processes_and_gaps_are_told_apart(api: Api) -> None:
     assert [each["name"] for each in found] == ["loss", "loss"]
 
 
+async def test_a_part_of_the_axis_is_read(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    rows = [[float(step), 10_000.0 - step, float(step)] for step in range(100)]
+    await report(api, gang, points(1, *rows), points(2, [1, 0, 0.5], names=("eval/acc",)))
+    names = (await api.http.get(f"{JOB.removesuffix('s')}-names")).json()
+    assert names == {"names": ["eval/acc", "loss"]}
+    asked = {"curve": "loss", "from": 10, "to": 12.5}
+    [curve] = (await api.http.get(JOB, params=asked)).json()["curves"]
+    assert (curve["steps"], curve["count"], curve["high"]) == ([10, 11, 12], 100, 12)
+    times = (await api.http.get(JOB, params={"curve": "loss"})).json()["curves"][0]["times_ms"]
+    asked = {"curve": "loss", "by": "time", "from": times[98]}
+    [curve] = (await api.http.get(JOB, params=asked)).json()["curves"]
+    assert curve["steps"] == [98, 99]
+    for wrong in ({"from": "x"}, {"by": "cost"}):
+        answer = await api.http.get(JOB, params=wrong)
+        assert answer.json()["code"] == "invalid-request"
+
+
 async def test_a_job_without_values_has_no_curves(api: Api) -> None:
     await api.submit()
     assert (await api.http.get(JOB)).json()["curves"] == []

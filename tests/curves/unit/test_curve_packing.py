@@ -6,8 +6,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavvy.capabilities.curves.packing import Columns, join, pack, unpack
-from cavvy.capabilities.curves.reduce import make_curves, shorten, thin
+from cavvy.capabilities.curves.packing import Columns, join, pack, read_names, unpack
+from cavvy.capabilities.curves.reduce import Piece, find_whole, make_curves, shorten, thin
+from cavvy.capabilities.curves.wire import Window
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.just(nan)
 
@@ -67,7 +68,7 @@ def test_a_peak_stays_where_values_are_left_out() -> None:
 
 def test_values_without_a_step_are_counted() -> None:
     piece = pack([Columns(("a",), [nan, nan, nan], [30.0, 10.0, 20.0], [[3.0, 1.0, 2.0]])])
-    [curve] = make_curves([(piece, None)], 1, 0, (), 100)
+    [curve] = make_curves([Piece(1, piece, None)], 1, 0, (), 100)
     assert (curve.steps, curve.values, curve.count) == ([0, 1, 2], [1.0, 2.0, 3.0], 3)
     assert (curve.low, curve.high, curve.last) == (1.0, 3.0, 3.0)
 
@@ -82,8 +83,8 @@ def test_brief_pieces_show_the_same_curve() -> None:
         columns = [
             Columns(("a", "b"), steps, times, [[random.random() for _ in steps], [1.0] * count])
         ]
-        pieces.append((pack(columns), pack(shorten(columns))))
-    whole = [(each, None) for each, _ in pieces]
+        pieces.append(Piece(len(pieces), pack(columns), pack(shorten(columns))))
+    whole = [each._replace(brief=None) for each in pieces]
     for names in ((), {"a"}):
         found, expected = (make_curves(each, 1, 0, names, 600) for each in (pieces, whole))
         assert [each.name for each in found] == [each.name for each in expected]
@@ -94,3 +95,42 @@ def test_brief_pieces_show_the_same_curve() -> None:
             assert len(brief.values) <= 600
     [curve, _] = make_curves(pieces, 1, 0, (), 20_000)
     assert len(curve.values) > 10_000, "many values come from the whole pieces"
+
+
+def long_pieces(count: int) -> list[Piece]:
+    """Return pieces of 4,000 rows each, of which only the brief versions were read."""
+    pieces = []
+    for number in range(count):
+        steps = [float(4_000 * number + each) for each in range(4_000)]
+        values = [each % 7 + (100.0 if each == 6_001 else 0.0) for each in steps]
+        columns = [Columns(("loss", "acc"), steps, [each * 10 for each in steps], [values, values])]
+        pieces.append(Piece(number, pack(columns), pack(shorten(columns))))
+    return pieces
+
+
+def test_a_small_window_needs_a_few_whole_pieces() -> None:
+    pieces = long_pieces(6)
+    brief = [each._replace(whole=None) for each in pieces]
+    window = Window("step", 6_000, 6_100)
+    assert find_whole(brief, ("loss",), window) == [1]
+    assert find_whole(brief, ("loss",), Window("time", 119_000, 121_000)) == [2, 3]
+    assert find_whole(brief, ("loss",), Window("step", 10, None)) == [], "its brief versions do"
+    assert find_whole(brief, ("loss",), Window()) == []
+    read = [each if each.number == 1 else each._replace(whole=None) for each in pieces]
+    [curve] = make_curves(read, 1, 0, ("loss",), 800, window)
+    assert curve.steps == [*range(6_000, 6_101)]
+    assert (curve.high, curve.count) == (100 + 6_001 % 7, 24_000)
+
+
+def test_a_wide_window_keeps_the_peaks() -> None:
+    brief = [each._replace(whole=None) for each in long_pieces(6)]
+    [curve] = make_curves(brief, 1, 0, ("loss",), 800, Window("step", 4_000, 23_999))
+    assert curve.high == 100 + 6_001 % 7
+    assert min(curve.steps) >= 4_000
+    assert len(curve.values) <= 802
+
+
+def test_names_are_read_without_values() -> None:
+    names = tuple(f"name-{number}" * 20 for number in range(100))
+    columns = [Columns(names, [1.0], [2.0], [[0.5]] * 100), Columns(("x",), [1.0], [2.0], [[1.0]])]
+    assert read_names(pack(columns)) == [*names, "x"]

@@ -2,15 +2,17 @@
 
 import html
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from msgspec import structs
 from tests.console_rig import NOW, CannedClient, attempt, detail, job_answers, listing, sign_in
 
+from cavvy.capabilities.curves.data import Axis, charts_of, make_clock
 from cavvy.capabilities.curves.drawing import draw
 from cavvy.capabilities.curves.order import prominence
-from cavvy.capabilities.curves.wire import Curve, JobCurves
+from cavvy.capabilities.curves.wire import Curve, CurveNames, Gap, JobCurves
 from cavvy.client import wire
 from cavvy.client.array_wire import ArrayDetail, ArrayMemberView
 
@@ -34,11 +36,20 @@ def curve(name: str, *values: float, attempt: int = 1, rank: int = 0) -> Curve:
     )
 
 
+def curve_answers(*curves: Curve) -> dict[str, Any]:
+    names = CurveNames(names=sorted({each.name for each in curves}))
+    job = detail()
+    return {
+        f"{API}{each}/{path}": found
+        for each in (job.name, job.id)
+        for path, found in (("curves", JobCurves(curves=[*curves])), ("curve-names", names))
+    }
+
+
 def page_of(*curves: Curve, query: str = "") -> str:
     job = detail(attempts=[attempt()])
     answers = job_answers(job)
-    found = JobCurves(curves=[*curves])
-    answers |= {f"{API}{each}/curves": found for each in (job.name, job.id)}
+    answers |= curve_answers(*curves)
     return sign_in(CannedClient(answers)).get(PATH + query).text
 
 
@@ -79,19 +90,66 @@ def test_a_page_without_curves_has_no_empty_charts() -> None:
     assert 'id="curves-title"' not in page_of()
 
 
-@pytest.mark.parametrize(("phase", "asks"), [("running", True), ("done", False)])
-def test_curves_of_a_job_that_has_ended_are_read_once(phase: str, asks: bool) -> None:
-    job = detail(phase=phase, attempts=[attempt()])
-    answers = job_answers(job) | {
-        f"{API}{each}/curves": JobCurves(curves=[curve("loss", 2, 1)])
-        for each in (job.name, job.id)
-    }
-    client = CannedClient(answers)
+def test_updates_of_a_page_ask_for_names_only() -> None:
+    """The page's script draws the charts, and asks for their data itself."""
+    job = detail(phase="running", attempts=[attempt()])
+    client = CannedClient(job_answers(job) | curve_answers(curve("loss", 2, 1)))
     browser = sign_in(client)
-    assert 'id="curves-title"' in browser.get(PATH).text
+    assert "/static/curves/curves.js" in browser.get(PATH).text
     client.asked.clear()
-    browser.get(PATH, headers={"sec-fetch-dest": "empty"})
-    assert any("/curves" in each for each in client.asked) is asks
+    page = browser.get(PATH, headers={"sec-fetch-dest": "empty"}).text
+    assert not any(each.endswith("/curves") or "/curves?" in each for each in client.asked)
+    assert '<path class="curve' not in page
+
+
+def test_the_script_of_the_page_gets_the_data_of_charts() -> None:
+    job = detail(phase="running", attempts=[attempt()])
+    gap = Gap(step=1, time_ms=1_700_000_001_000, value="nan")
+    found = structs.replace(curve("loss", 2, 1, 0.5), steps=[0, 2, 3], gaps=[gap], gap_count=1)
+    client = CannedClient(job_answers(job) | curve_answers(found))
+    browser = sign_in(client)
+    data = browser.get(f"{PATH}/curves?curve=loss&by=step&from=0&to=3").json()
+    assert (data["names"], data["live"]) == (["loss"], True)
+    [line] = data["charts"][0]["lines"]
+    assert (line["x"], line["y"]) == ([0, 1, 2, 3], [2, None, 1, 0.5])
+    assert (line["count"], line["gaps"], line["last"]) == (3, 1, 0.5)
+    assert any(
+        "from=0" in each and "to=3" in each and "curve=loss" in each for each in client.asked
+    )
+    for wrong in ("by=mood", "from=nan", "to=x"):
+        assert browser.get(f"{PATH}/curves?curve=loss&{wrong}").status_code == 400
+    assert browser.get("/static/curves/uPlot.iife.min.js").status_code == 200
+
+
+def test_ranks_and_processes_are_a_band() -> None:
+    axis = Axis("step", 0, make_clock([], NOW), (None, None))
+    found = [
+        curve("loss", 1, 2),
+        curve("loss", 3, 4, rank=1),
+        structs.replace(curve("loss", 5, 6), process=1),
+    ]
+    [chart] = charts_of(found, axis)
+    [line] = chart["lines"]
+    assert line["label"] == "attempt 1, mean of 3 processes"
+    assert (line["x"], line["y"], line["low"], line["high"]) == ([0, 1], [3, 4], [1, 2], [5, 6])
+
+
+def test_the_cost_at_a_time_is_that_of_all_attempts() -> None:
+    """Two nodes for an hour at $3, a pause of an hour, then half an hour at $2."""
+    hour = timedelta(hours=1)
+
+    def made(number: int, rate: float, begin: float, end: float, nodes: int) -> Any:
+        own = attempt(number=number, rate_micros_per_hour=int(rate * 1e6))
+        return structs.replace(
+            own, launched_at=NOW + begin * hour, ended_at=NOW + end * hour, nodes=[None] * nodes
+        )
+
+    clock = make_clock([made(1, 3, 0, 1, 2), made(2, 2, 2, 2.5, 1)], NOW)
+    begin = NOW.timestamp() * 1000
+    costs = [clock.cost_at(begin + hours * 3_600_000) for hours in (0, 0.5, 1, 1.5, 2, 2.5, 9)]
+    assert costs == pytest.approx([0, 3, 6, 6, 6, 7, 7])
+    assert clock.time_of(3) == pytest.approx(begin + 1_800_000)
+    assert clock.time_of(6.5) == pytest.approx(begin + 2.25 * 3_600_000)
 
 
 def test_a_figure_that_is_a_curve_is_not_shown_twice() -> None:
@@ -102,7 +160,7 @@ def test_a_figure_that_is_a_curve_is_not_shown_twice() -> None:
     ]
     figures = wire.JobFigures(start=job.submitted_at, step_s=60, series=series)
     answers = job_answers(job, figures=figures)
-    answers |= {f"{API}{job.id}/curves": JobCurves(curves=[curve("loss", 2, 1)])}
+    answers |= curve_answers(curve("loss", 2, 1))
     page = sign_in(CannedClient(answers)).get(PATH).text
     assert re.findall(r"<figcaption>([^<]+)</figcaption>", page) == ["loss", "CPU"]
 

@@ -92,7 +92,7 @@ def test_the_rest_works_without_a_capability(name: str, source: Path, tmp_path: 
     assert bool(shown.tables - left.tables) == any(each.tables for each in taken)
     assert bool(shown.routes - left.routes) == any(each.routes for each in taken)
     assert shown.pages - left.pages == {
-        page.path for each in taken for page in (*each.pages, *each.actions)
+        page.path for each in taken for page in (*each.pages, *each.actions, *each.data)
     }
     for before, after in zip(shown[:3], left[:3], strict=True):
         assert after <= before

@@ -17,6 +17,7 @@ from cavvy.domain.values import Struct
 
 _MOST_DECIMALS = 12
 _LARGEST = 1 << 53  # whole numbers below are exact as floats
+_HEAD_BYTES = 4096  # that are unpacked first to read the names
 _FLOATS, _MISSING = -1, -2  # instead of a number of decimals: floats; no value at all
 
 
@@ -64,6 +65,16 @@ def unpack(packed: bytes, wants: Callable[[str], bool] = bool) -> list[Columns]:
             kept = (name for name, is_wanted in zip(own, wanted, strict=True) if is_wanted)
             found.append(Columns(tuple(kept), steps, times, values))
     return found
+
+
+def read_names(packed: bytes) -> list[str]:
+    """Return the names of the columns that were packed, without reading their values."""
+    inflate = zlib.decompressobj()
+    data = inflate.decompress(packed, _HEAD_BYTES)
+    size = 4 + int.from_bytes(data[:4], "little")
+    while len(data) < size and not inflate.eof:
+        data += inflate.decompress(inflate.unconsumed_tail, size - len(data))
+    return [name for own, _, _ in json.loads(data[4:size]) for name in own]
 
 
 def join(pieces: Iterable[Sequence[Columns]]) -> list[Columns]:

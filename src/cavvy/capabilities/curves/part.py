@@ -1,14 +1,17 @@
 """Shows curves on a job's page in the console."""
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from math import ceil, floor, log10
 from typing import NamedTuple
+from urllib.parse import urlencode
 
 from msgspec import structs
 from starlette.requests import Request
 
+from cavvy.capabilities.curves.data import list_names
 from cavvy.capabilities.curves.order import prominence
 from cavvy.capabilities.curves.wire import (
     MOST_JOBS,
@@ -21,12 +24,13 @@ from cavvy.client import ApiClient
 from cavvy.client.array_wire import ArrayMemberView
 from cavvy.client.wire import JobDetail
 from cavvy.console import charts
-from cavvy.console.pages.page import ENDED, PagePart, is_update, memory_of
+from cavvy.console.pages.page import UNFINISHED, PagePart, is_update, memory_of
 from cavvy.domain.units import format_number
 
 _POINTS = 600  # of a curve; a chart is about so many pixels wide
 _MOST_LINES = 6  # of a chart, which have colours of their own
 _MOST_CHARTS = 40
+_DRAWN = 4  # charts that the server draws, for browsers without scripts
 _LABELS = 6  # below a chart
 _KEPT_S = 5.0  # of the curves of several jobs
 
@@ -40,15 +44,24 @@ def make(client: ApiClient, request: Request, job: JobDetail, now: datetime) -> 
     """Return the charts of what the job's program reported, or None if it reported nothing. Raises
     ApiError.
     """
-    if not job.attempts or (is_update(request) and job.phase in ENDED):
+    if not job.attempts:
         return None
+    names = list_names(client, request, job)
+    if is_update(request):  # the page's script has drawn the charts, and asks for their data itself
+        return _part_of({}, _read_choice(request), names=names) if names else None
     asked, choice = request.query_params, _read_choice(request)
     ranks = [int(asked["rank"])] if asked.get("rank", "").isdecimal() else []
-    found = read_curves(client, job.project, job.id, ranks=ranks, points=_POINTS).curves
+    drawn = names[:_DRAWN]
+    found = (
+        read_curves(client, job.project, job.id, names=drawn, ranks=ranks, points=_POINTS).curves
+        if drawn
+        else ()
+    )
     by_name: defaultdict[str, list[Curve]] = defaultdict(list)
     for each in found:
         by_name[each.name].append(each)
-    return _part_of(by_name, choice)
+    live = job.phase in UNFINISHED
+    return _part_of(by_name, choice, names=names, query=_query(rank=ranks), is_live=live)
 
 
 def make_of_group(
@@ -59,7 +72,7 @@ def make_of_group(
     """
     choice = _read_choice(request)
     jobs = tuple(each.id for each in members[:MOST_JOBS] if each.attempt)
-    if not jobs:
+    if not jobs or is_update(request):  # see `make`
         return None
     found = memory_of(request).recall(
         ("curves", project, jobs), lambda: read_curves_of_jobs(client, project, jobs), _KEPT_S
@@ -71,7 +84,7 @@ def make_of_group(
         told = ", ".join(f"{name} {value}" for name, value in params.items())
         label = f"{curve.job} ({told})" if told else curve.job
         by_name[curve.name].append(structs.replace(curve, job=label))
-    return _part_of(by_name, choice)
+    return _part_of(by_name, choice, query=_query(job=jobs))
 
 
 def _read_choice(request: Request) -> _ChartChoice:
@@ -81,14 +94,33 @@ def _read_choice(request: Request) -> _ChartChoice:
     )
 
 
-def _part_of(by_name: Mapping[str, Sequence[Curve]], choice: _ChartChoice) -> PagePart | None:
-    names = sorted(by_name, key=prominence)
-    drawn = [(name, chart_of(by_name[name], choice)) for name in names[:_MOST_CHARTS]]
-    if not drawn:
+def _query(**asked: Sequence[object]) -> str:
+    return urlencode(asked, doseq=True)
+
+
+def _part_of(
+    by_name: Mapping[str, Sequence[Curve]],
+    choice: _ChartChoice,
+    *,
+    names: Sequence[str] = (),
+    query: str = "",
+    is_live: bool = True,
+) -> PagePart | None:
+    """Return the part with charts of some names; the page's script draws those of all."""
+    known = sorted({*by_name, *names}, key=prominence)
+    if not known:
         return None
-    more = len(names) - len(drawn)
-    values = {"charts": drawn, "by": choice.by, "is_log": choice.is_log, "more": more}
-    return PagePart("cavvy.capabilities.curves:part.html", values, frozenset(by_name))
+    drawn = [(name, chart_of(by_name[name], choice)) for name in known if name in by_name]
+    values = {
+        "charts": drawn[:_MOST_CHARTS],
+        "by": choice.by,
+        "is_log": choice.is_log,
+        "more": len(known) - len(drawn[:_MOST_CHARTS]),
+        "names": json.dumps(known),
+        "query": query,
+        "is_live": is_live,
+    }
+    return PagePart("cavvy.capabilities.curves:part.html", values, frozenset(known))
 
 
 def chart_of(found: Sequence[Curve], choice: _ChartChoice) -> charts.Chart:

@@ -4,14 +4,16 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
+from typing import NamedTuple
 
 from cavvy.capabilities.curves.keys import ODD_NAMES, CurveKey, read_key, write_key
 from cavvy.capabilities.curves.packing import Columns, unpack
-from cavvy.capabilities.curves.wire import Curve, Gap
+from cavvy.capabilities.curves.wire import WHOLE, Curve, Gap, Window
 
 BRIEF = 512  # values of each curve in the brief version of a piece
 _GAPS = 100  # of a curve in an answer
-_BRIEF_UP_TO = 1000  # values of a curve for which brief versions are read
+BRIEF_UP_TO = 1000  # values of a curve for which brief versions are read
+_MOST_WHOLE = 4  # pieces that are read as a whole for a window
 Point = tuple[float, float, float]  # the time, the step and the value
 
 
@@ -28,30 +30,88 @@ def shorten(columns: Sequence[Columns]) -> list[Columns]:
     return found
 
 
+class Piece(NamedTuple):
+    """A stored piece of the curves of a rank: the whole, its brief version, or both."""
+
+    number: int
+    whole: bytes | None
+    brief: bytes | None
+
+
+def find_whole(pieces: Sequence[Piece], names: Collection[str], window: Window) -> Sequence[int]:
+    """Return the numbers of the few pieces that a window needs as a whole, since their brief
+    versions have too few values in it. Of a wide window, there are none.
+    """
+    if not window.is_part:
+        return []
+    wants = _wanted(names)
+    counts = defaultdict[str, int](int)
+    found = []
+    for piece in pieces:
+        if piece.brief is None:
+            continue
+        for name, numbered in _read_brief(piece.brief, wants):
+            counts[name], base = counts[name] + numbered[-1][0] + 1, counts[name]
+            first, last = (
+                _place(base + number, point, window.by)
+                for number, point in (numbered[0], numbered[-1])
+            )
+            if _overlaps(first, last, window) and piece.number not in found:
+                found.append(piece.number)
+    return found if len(found) <= _MOST_WHOLE else []
+
+
+def _lies_in(place: float, window: Window) -> bool:
+    return _overlaps(place, place, window)
+
+
+def _overlaps(first: float, last: float, window: Window) -> bool:
+    low, high = min(first, last), max(first, last)
+    return (window.begin is None or high >= window.begin) and (
+        window.end is None or low <= window.end
+    )
+
+
+def _place(number: int, point: Point, by: str) -> float:
+    at, step, _ = point
+    if by == "time":
+        return at
+    return float(number) if step != step else step
+
+
+def _wanted(names: Collection[str]) -> Callable[[str], bool]:
+    return lambda key: not names or read_key(key).name in names
+
+
 def make_curves(
-    pieces: Sequence[tuple[bytes, bytes | None]],
+    pieces: Sequence[Piece],
     attempt: int,
     rank: int,
     names: Collection[str],
     most: int,
+    window: Window = WHOLE,
 ) -> Sequence[Curve]:
     """Return the curve of each name, or of these names, in the order of the names."""
-
-    def wants(key: str) -> bool:
-        return not names or read_key(key).name in names
-
+    wants = _wanted(names)
     found = defaultdict[str, list[tuple[int, Point]]](list)
     counts = defaultdict[str, int](int)
-    for whole, brief in pieces:
-        if brief is not None and most <= _BRIEF_UP_TO:
+    for _, whole, brief in pieces:
+        if brief is not None and (whole is None or (most <= BRIEF_UP_TO and not window.is_part)):
             for name, numbered in _read_brief(brief, wants):
                 found[name] += [(counts[name] + number, point) for number, point in numbered]
                 counts[name] += numbered[-1][0] + 1  # the last value is always there
             continue
-        for name, points in _points_by_name(unpack(whole, wants)).items():
+        for name, points in _points_by_name(unpack(whole or b"", wants)).items():
             found[name] += [(counts[name] + number, point) for number, point in enumerate(points)]
             counts[name] += len(points)
     keys = {read_key(each)._replace(is_odd=False) for each in found}
+    if window.is_part:
+        for name, numbered in found.items():
+            found[name] = [
+                (number, point)
+                for number, point in numbered
+                if _lies_in(_place(number, point, window.by), window)
+            ]
     return [_curve_of(key, found, counts, attempt, rank, most) for key in sorted(keys)]
 
 

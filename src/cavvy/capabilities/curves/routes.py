@@ -1,7 +1,8 @@
 """Gives the curves of a job."""
 
 from asyncio import to_thread
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from fastapi import Query
 from msgspec import structs
@@ -12,9 +13,18 @@ from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
 from cavvy.api.routes.logs import USUAL_RANKS, OneAttemptQuery, RanksQuery
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path
-from cavvy.capabilities.curves.reduce import make_curves
-from cavvy.capabilities.curves.rows import read_pieces, read_ranks
-from cavvy.capabilities.curves.wire import MOST_JOBS, MOST_POINTS, Curve, JobCurves
+from cavvy.capabilities.curves.keys import read_key
+from cavvy.capabilities.curves.packing import read_names
+from cavvy.capabilities.curves.reduce import BRIEF_UP_TO, find_whole, make_curves
+from cavvy.capabilities.curves.rows import read_heads, read_pieces, read_ranks, read_whole
+from cavvy.capabilities.curves.wire import (
+    MOST_JOBS,
+    MOST_POINTS,
+    Curve,
+    CurveNames,
+    JobCurves,
+    Window,
+)
 from cavvy.domain.accounts import Permission
 
 router = RouteGroup("jobs", prefix="/v1")
@@ -22,6 +32,12 @@ CurveQuery = Annotated[
     list[str] | None,
     Query(max_length=64, description="Only curves with these names; by default, all."),
 ]
+ByQuery = Annotated[
+    Literal["step", "time"],
+    Query(description="What `from` and `to` are: steps, or milliseconds since 1970."),
+]
+BeginQuery = Annotated[float | None, Query(alias="from", description="Only values from here on.")]
+EndQuery = Annotated[float | None, Query(alias="to", description="Only values up to here.")]
 PointsQuery = Annotated[int, Query(ge=2, le=MOST_POINTS, description="The most values of a curve.")]
 
 
@@ -38,19 +54,55 @@ async def curves(
     rank: RanksQuery = None,
     curve: CurveQuery = None,
     points: PointsQuery = 500,
+    by: ByQuery = "step",
+    begin: BeginQuery = None,
+    end: EndQuery = None,
 ) -> JobCurves:
     """Get what the job's program reported step by step."""
     job = await find_job(app_state, project, name)
     numbers = {each.id: each.number for each in await app_state.store.attempts(job.id)}
     chosen = [each for each, number in numbers.items() if attempt in (None, number)]
     read, _ = app_state.store.database
+    window = Window(by, begin, end)
     found: list[Curve] = []
     for attempt_id, number in await read(read_ranks(chosen)):
         if number in (rank or range(USUAL_RANKS)):
-            pieces = await read(read_pieces(attempt_id, number))
-            asked = (numbers[attempt_id], number, frozenset(curve or ()), points)
-            found += await to_thread(make_curves, pieces, *asked)
+            key, asked = (attempt_id, number), (frozenset(curve or ()), points, window)
+            found += await _read_rank(app_state, key, numbers[attempt_id], *asked)
     return JobCurves(curves=sorted(found, key=order_of))
+
+
+@router.get(
+    "/projects/{project}/jobs/{name}/curve-names",
+    rule=in_path(Permission.VIEW),
+    errors=("job-not-found",),
+)
+async def curve_names(app_state: AppState, project: ProjectPath, name: JobPath) -> CurveNames:
+    """Get the names of what the job's program reported step by step."""
+    job = await find_job(app_state, project, name)
+    ids = [each.id for each in await app_state.store.attempts(job.id)]
+    read, _ = app_state.store.database
+    pieces = await read(read_heads(ids, USUAL_RANKS))
+    names = {read_key(key).name for each in pieces for key in read_names(each)}
+    return CurveNames(names=sorted(names - {""}))
+
+
+async def _read_rank(
+    app_state: AppState,
+    key: tuple[str, int],
+    attempt: int,
+    names: frozenset[str],
+    points: int,
+    window: Window,
+) -> Sequence[Curve]:
+    """Return the curves of a rank of an attempt. Of long ones, brief versions are read, and what
+    a small window needs of the rest."""
+    read, _ = app_state.store.database
+    pieces = await read(read_pieces(*key, briefly=points <= BRIEF_UP_TO))
+    if needed := await to_thread(find_whole, pieces, names, window):
+        whole = await read(read_whole(*key, needed))
+        pieces = [each._replace(whole=whole.get(each.number, each.whole)) for each in pieces]
+    return await to_thread(make_curves, pieces, attempt, key[1], names, points, window)
 
 
 def order_of(curve: Curve) -> tuple[str, int, int, int]:
@@ -64,9 +116,13 @@ async def curves_of_jobs(
     job: Annotated[list[str], Query(min_length=1, max_length=MOST_JOBS)],
     curve: CurveQuery = None,
     points: PointsQuery = 300,
+    by: ByQuery = "step",
+    begin: BeginQuery = None,
+    end: EndQuery = None,
 ) -> JobCurves:
     """Get what the programs of several jobs reported step by step: of the first rank of each."""
     read, _ = app_state.store.database
+    window = Window(by, begin, end)
     found: list[Curve] = []
     for name in dict.fromkeys(job):
         try:
@@ -74,8 +130,10 @@ async def curves_of_jobs(
         except ApiProblem:
             continue
         ids = [each.id for each in await app_state.store.attempts(known.id)]
-        pieces = [piece for each in ids for piece in await read(read_pieces(each, 0))]
-        asked = (known.attempt, 0, frozenset(curve or ()), points)
+        briefly = points <= BRIEF_UP_TO
+        reads = [read_pieces(each, 0, briefly=briefly) for each in ids]
+        pieces = [piece for each in reads for piece in await read(each)]
+        asked = (known.attempt, 0, frozenset(curve or ()), points, window)
         made = await to_thread(make_curves, pieces, *asked)
         found += [structs.replace(each, job=known.name) for each in made]
     return JobCurves(curves=sorted(found, key=lambda each: (each.name, each.job)))

@@ -2,13 +2,13 @@
 so each value is packed a few times only.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import starmap
 from math import nan
 
 from cavvy.capabilities.curves.keys import CurveKey, write_key
 from cavvy.capabilities.curves.packing import Columns, join, pack, unpack
-from cavvy.capabilities.curves.reduce import shorten
+from cavvy.capabilities.curves.reduce import Piece, shorten
 from cavvy.domain.figures import StepSeries, StepValues
 from cavvy.store.announcements import Happened
 from cavvy.store.drivers import DatabaseSession
@@ -112,15 +112,49 @@ def read_ranks(
 
 
 def read_pieces(
-    attempt_id: str, rank: int
-) -> Callable[[DatabaseSession], Sequence[tuple[bytes, bytes | None]]]:
-    """Return a read of the pieces of a rank, in the order in which they were reported, each with
-    its brief version.
+    attempt_id: str, rank: int, *, briefly: bool = False
+) -> Callable[[DatabaseSession], Sequence[Piece]]:
+    """Return a read of the pieces of a rank, in the order in which they were reported. With
+    `briefly`, of a piece that has a brief version, only this is read.
     """
-    sql = f"SELECT document, brief FROM curves WHERE {_OF_RANK} ORDER BY number"
+    whole = "CASE WHEN brief IS NULL THEN document END" if briefly else "document"
+    sql = f"SELECT number, {whole}, brief FROM curves WHERE {_OF_RANK} ORDER BY number"
 
-    def read(session: DatabaseSession) -> Sequence[tuple[bytes, bytes | None]]:
+    def read(session: DatabaseSession) -> Sequence[Piece]:
         rows = session.run(sql, (attempt_id, rank)).fetchall()
-        return [(bytes(row[0]), None if row[1] is None else bytes(row[1])) for row in rows]
+        return [Piece(int(row[0]), _bytes(row[1]), _bytes(row[2])) for row in rows]
 
     return read
+
+
+def read_whole(
+    attempt_id: str, rank: int, numbers: Collection[int]
+) -> Callable[[DatabaseSession], Mapping[int, bytes]]:
+    """Return a read of some pieces by their numbers."""
+    marks = ", ".join("?" * len(numbers))
+    sql = f"SELECT number, document FROM curves WHERE {_OF_RANK} AND number IN ({marks})"
+
+    def read(session: DatabaseSession) -> Mapping[int, bytes]:
+        rows = session.run(sql, (attempt_id, rank, *numbers)).fetchall() if numbers else []
+        return {int(number): bytes(document) for number, document in rows}
+
+    return read
+
+
+def read_heads(
+    attempt_ids: Collection[str], most_ranks: int
+) -> Callable[[DatabaseSession], Sequence[bytes]]:
+    """Return a read of all pieces of the first ranks, in their brief versions if they have some."""
+    marks = ", ".join("?" * len(attempt_ids))
+    sql = f"SELECT COALESCE(brief, document) FROM curves WHERE attempt_id IN ({marks}) AND rank < ?"
+
+    def read(session: DatabaseSession) -> Sequence[bytes]:
+        asked = (*attempt_ids, most_ranks)
+        rows = session.run(sql, asked).fetchall() if attempt_ids else []
+        return [bytes(document) for (document,) in rows]
+
+    return read
+
+
+def _bytes(value: object) -> bytes | None:
+    return None if value is None else bytes(value)  # type: ignore[call-overload]

@@ -1,6 +1,7 @@
 """What the command, the page and the route of curves send each other."""
 
 from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from msgspec import field
 
@@ -52,6 +53,28 @@ def say_gaps(curve: Curve) -> str:
     return f"{curve.gap_count} {kinds} from step {format_number(curve.gaps[0].step)}"
 
 
+class CurveNames(Answer, frozen=True, kw_only=True):
+    """The names of a job's curves, sorted."""
+
+    names: list[str]
+
+
+class Window(NamedTuple):
+    """A part of the horizontal axis: steps, or milliseconds since 1970."""
+
+    by: str = "step"  # step or time
+    begin: float | None = None
+    end: float | None = None
+
+    @property
+    def is_part(self) -> bool:
+        """Whether something is left out."""
+        return self.begin is not None or self.end is not None
+
+
+WHOLE = Window()
+
+
 class JobCurves(Answer, frozen=True, kw_only=True):
     """The curves of a job, sorted by name, attempt and rank."""
 
@@ -67,9 +90,10 @@ def read_curves(
     ranks: Collection[int] = (),
     attempt: int | None = None,
     points: int = 500,
+    window: Window = WHOLE,
 ) -> JobCurves:
     """Return the curves of a job. Raises ApiError."""
-    asked = query(attempt=attempt, rank=ranks, curve=names, points=points)
+    asked = query(attempt=attempt, rank=ranks, curve=names, points=points, **_asked(window))
     return client.ask(f"{job_path(project, job)}/curves{asked}", JobCurves)
 
 
@@ -80,9 +104,21 @@ def read_curves_of_jobs(
     *,
     names: Collection[str] = (),
     points: int = 300,
+    window: Window = WHOLE,
 ) -> JobCurves:
     """Return the curves of the first ranks of at most MOST_JOBS jobs, each of which has the values
     of all its attempts. Jobs that are gone are left out. Raises ApiError.
     """
-    asked = query(job=jobs, curve=names, points=points)
+    asked = query(job=jobs, curve=names, points=points, **_asked(window))
     return client.ask(f"{project_path(project)}/curves{asked}", JobCurves)
+
+
+def read_curve_names(client: ApiClient, project: str, job: str) -> CurveNames:
+    """Return the names of the curves of a job. Raises ApiError."""
+    return client.ask(f"{job_path(project, job)}/curve-names", CurveNames)
+
+
+def _asked(window: Window) -> dict[str, Any]:
+    bounds = {"from": window.begin, "to": window.end}
+    known = {name: value for name, value in bounds.items() if value is not None}
+    return {"by": window.by, **known} if known else {}

@@ -1,0 +1,332 @@
+"""The data of charts, which the script of a page asks for: of each curve as many points as a chart
+shows, of the part of the axis that is zoomed to.
+"""
+
+import json
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from math import isfinite
+from typing import Any, NamedTuple
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from cavvy.capabilities.curves.order import prominence
+from cavvy.capabilities.curves.wire import (
+    MOST_JOBS,
+    Curve,
+    Window,
+    read_curve_names,
+    read_curves,
+    read_curves_of_jobs,
+)
+from cavvy.client import ApiClient
+from cavvy.client.paths import job_path
+from cavvy.client.wire import AttemptView, JobDetail
+from cavvy.console.pages.page import UNFINISHED, memory_of
+
+_POINTS = 800  # of a curve; a chart has about so many pixels, and more on a dense screen
+_POINTS_OF_MANY = 300  # if a chart has a line for each of several jobs
+_MOST_CURVES = 64  # of an answer
+_LEAST_OF_BAND = 2  # lines of an attempt, which are shown as a band
+_BUCKETS = 300  # of a band
+_KEPT_S = 1.5  # so that all viewers of a job are answered by one look into the database
+_NAMES_KEPT_S = 4.0
+_DIGITS = 6
+
+
+class CostClock(NamedTuple):
+    """How much a job had cost at a time: the times in milliseconds at which its attempts began and
+    ended, the dollars by then, and the dollars a millisecond from there.
+    """
+
+    times: Sequence[float]
+    costs: Sequence[float]
+    rates: Sequence[float]
+
+    def cost_at(self, time_ms: float) -> float:
+        at = max(0, bisect_right(self.times, time_ms) - 1)
+        return self.costs[at] + max(0.0, time_ms - self.times[at]) * self.rates[at]
+
+    def time_of(self, cost: float) -> float:
+        at = max(0, bisect_right(self.costs, cost) - 1)
+        rate = self.rates[at]
+        return self.times[at] + ((cost - self.costs[at]) / rate if rate else 0.0)
+
+
+class Axis(NamedTuple):
+    """What the horizontal axis shows, and which part of it."""
+
+    by: str  # step, time or cost
+    begin_ms: float
+    clock: CostClock
+    window: tuple[float | None, float | None]
+
+    def places(self, curve: Curve) -> list[float]:
+        """Return where the points of a curve lie."""
+        if self.by == "step":
+            return [*curve.steps]
+        return [self.place(at) for at in curve.times_ms]
+
+    def place(self, time_ms: float) -> float:
+        if self.by == "cost":
+            return self.clock.cost_at(time_ms)
+        return (time_ms - self.begin_ms) / 1000
+
+    def ask(self) -> Window:
+        """Return the part in the words of the server: steps, or milliseconds since 1970."""
+        if self.by == "step":
+            return Window("step", *self.window)
+        return Window(
+            "time", *(None if each is None else self._time_of(each) for each in self.window)
+        )
+
+    def _time_of(self, place: float) -> float:
+        if self.by == "cost":
+            return self.clock.time_of(place)
+        return self.begin_ms + place * 1000
+
+
+def make_data(client: ApiClient, request: Request, now: datetime) -> bytes:
+    """Return the data of charts of a job as JSON. Raises ApiError, HTTPException."""
+    project, name = request.path_params["project"], request.path_params["name"]
+    asked = request.query_params
+    names, ranks = asked.getlist("curve")[:_MOST_CURVES], asked.getlist("rank")[:_MOST_CURVES]
+    key = ("curve-data", project, name, asked.get("by"), asked.get("from"), asked.get("to"))
+
+    def make() -> bytes:
+        job = _find_job(client, request, project, name)
+        axis = _read_axis(request, job.attempts, now)
+        numbers = [int(each) for each in ranks if each.isdecimal()]
+        found = (
+            read_curves(
+                client,
+                project,
+                job.id,
+                names=names,
+                ranks=numbers,
+                points=_POINTS,
+                window=axis.ask(),
+            ).curves
+            if names
+            else ()
+        )
+        answer = {
+            "names": list_names(client, request, job),
+            "charts": charts_of(found, axis),
+            "marks": _marks_of(job.attempts, axis, found),
+            "live": job.phase in UNFINISHED,
+        }
+        return json.dumps(answer, separators=(",", ":")).encode()
+
+    return memory_of(request).recall((*key, *names, *ranks), make, _KEPT_S)
+
+
+def make_group_data(client: ApiClient, request: Request, now: datetime) -> bytes:
+    """Return the data of charts of several jobs as JSON. Raises ApiError, HTTPException."""
+    project, asked = request.path_params["project"], request.query_params
+    names, jobs = asked.getlist("curve")[:_MOST_CURVES], asked.getlist("job")[:MOST_JOBS]
+    by = "time" if asked.get("by") in ("time", "cost") else "step"
+    window = Window(by, _read_number(asked.get("from")), _read_number(asked.get("to")))
+    key = ("curve-group", project, by, *window, *names, "", *jobs)
+
+    def make() -> bytes:
+        found = read_curves_of_jobs(
+            client, project, jobs, names=names, points=_POINTS_OF_MANY, window=window
+        ).curves
+        axis = Axis(by, 0.0, CostClock([0.0], [0.0], [0.0]), (None, None))
+        answer = {"names": [], "charts": charts_of(found, axis), "marks": [], "live": True}
+        return json.dumps(answer, separators=(",", ":")).encode()
+
+    return memory_of(request).recall(key, make, _KEPT_S)
+
+
+def list_names(client: ApiClient, request: Request, job: JobDetail) -> Sequence[str]:
+    """Return the names of a job's curves, the prominent ones first. Raises ApiError."""
+    found = memory_of(request).recall(
+        ("curve-names", job.id),
+        lambda: read_curve_names(client, job.project, job.id).names,
+        _NAMES_KEPT_S,
+    )
+    return sorted(found, key=prominence)
+
+
+def charts_of(found: Collection[Curve], axis: Axis) -> list[dict[str, Any]]:
+    """Return the lines of each name. Ranks and processes of an attempt are one line with a band."""
+    by_name: defaultdict[str, list[Curve]] = defaultdict(list)
+    for each in found:
+        by_name[each.name].append(each)
+    return [
+        {"name": name, "lines": _lines_of(by_name[name], axis)}
+        for name in sorted(by_name, key=prominence)
+    ]
+
+
+def _lines_of(curves: Sequence[Curve], axis: Axis) -> list[dict[str, Any]]:
+    by_line: defaultdict[tuple[str, int], list[Curve]] = defaultdict(list)
+    for each in curves:
+        by_line[each.job, each.attempt].append(each)
+    lines = []
+    for (job, attempt), own in by_line.items():
+        label = job or f"attempt {attempt}"
+        if len(own) >= _LEAST_OF_BAND:
+            lines.append(_band_of(f"{label}, mean of {len(own)} processes", own, axis))
+        else:
+            lines.append(_line_of(label, own[0], axis))
+    return lines
+
+
+def _line_of(label: str, curve: Curve, axis: Axis) -> dict[str, Any]:
+    points: list[tuple[float, float | None]] = [
+        *zip(_from_zero(curve, axis), curve.values, strict=True)
+    ]
+    if curve.gaps:
+        begin = curve.times_ms[0] if curve.job and curve.times_ms else None
+        points += [(_place_gap(each, axis, begin), None) for each in curve.gaps]
+        points.sort(key=lambda each: each[0])
+    return {
+        "label": label,
+        "x": [_short(x) for x, _ in points],
+        "y": [None if y is None else _short(y) for _, y in points],
+        **_summary([curve]),
+    }
+
+
+def _from_zero(curve: Curve, axis: Axis) -> list[float]:
+    """Return where the points lie; the times of several jobs begin together."""
+    if curve.job and axis.by != "step" and curve.times_ms:
+        return [(at - curve.times_ms[0]) / 1000 for at in curve.times_ms]
+    return axis.places(curve)
+
+
+def _place_gap(gap: Any, axis: Axis, begin: float | None) -> float:
+    if axis.by == "step":
+        return float(gap.step)
+    return axis.place(gap.time_ms) if begin is None else (gap.time_ms - begin) / 1000
+
+
+def _summary(curves: Sequence[Curve]) -> dict[str, Any]:
+    lows = [each.low for each in curves if each.low is not None]
+    highs = [each.high for each in curves if each.high is not None]
+    lasts = [each.last for each in curves if each.last is not None]
+    return {
+        "count": sum(each.count for each in curves),
+        "lowest": min(lows, default=None),
+        "highest": max(highs, default=None),
+        "last": sum(lasts) / len(lasts) if lasts else None,
+        "gaps": sum(each.gap_count for each in curves),
+    }
+
+
+def _band_of(label: str, curves: Sequence[Curve], axis: Axis) -> dict[str, Any]:
+    """Return the mean, the lowest and the highest value of several lines along the axis."""
+    points = [
+        point for each in curves for point in zip(_from_zero(each, axis), each.values, strict=True)
+    ]
+    low = min((x for x, _ in points), default=0.0)
+    high = max((x for x, _ in points), default=0.0)
+    size = (high - low) / _BUCKETS or 1.0
+    buckets: defaultdict[int, list[tuple[float, float]]] = defaultdict(list)
+    for x, y in points:
+        buckets[int((x - low) / size)].append((x, y))
+    rows = [
+        (
+            min(x for x, _ in own),
+            sum(y for _, y in own) / len(own),
+            min(y for _, y in own),
+            max(y for _, y in own),
+        )
+        for _, own in sorted(buckets.items())
+    ]
+    xs, means, lows, highs = ([_short(each[at]) for each in rows] for at in range(4))
+    return {"label": label, "x": xs, "y": means, "low": lows, "high": highs, **_summary(curves)}
+
+
+def _short(value: float) -> float | int:
+    """Return a number with the digits that a chart shows."""
+    short = float(f"{value:.{_DIGITS + 3}g}" if abs(value) >= 1e5 else f"{value:.{_DIGITS}g}")
+    return int(short) if short.is_integer() and abs(short) < 1e15 else short
+
+
+def _find_job(client: ApiClient, request: Request, project: str, name: str) -> JobDetail:
+    return memory_of(request).recall(
+        ("curve-job", project, name),
+        lambda: client.ask(job_path(project, name), JobDetail),
+        _KEPT_S,
+    )
+
+
+def _read_axis(request: Request, attempts: Sequence[AttemptView], now: datetime) -> Axis:
+    asked = request.query_params
+    by = asked.get("by", "step")
+    if by not in ("step", "time", "cost"):
+        raise HTTPException(400, "`by` must be step, time or cost.")
+    window = (_read_number(asked.get("from")), _read_number(asked.get("to")))
+    begin = min((_begin_of(each) for each in attempts), default=now).timestamp() * 1000
+    return Axis(by, begin, make_clock(attempts, now), window)
+
+
+def _read_number(text: str | None) -> float | None:
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not isfinite(value):
+        raise HTTPException(400, "`from` and `to` must be numbers.")
+    return value
+
+
+def _begin_of(attempt: AttemptView) -> datetime:
+    return attempt.running_at or attempt.launched_at or attempt.created_at
+
+
+def make_clock(attempts: Sequence[AttemptView], now: datetime) -> CostClock:
+    """Return what a job had cost at each time, from the prices of its attempts' nodes. Attempts at
+    the same time, such as standbys, are added."""
+    changes: list[tuple[float, float]] = []
+    for each in attempts:
+        rate = each.rate_micros_per_hour / 1e6 / 3_600_000 * max(1, len(each.nodes))
+        begin = (each.launched_at or each.created_at).timestamp() * 1000
+        changes += [(begin, rate), ((each.ended_at or now).timestamp() * 1000, -rate)]
+    changes.sort()
+    times, costs, rates = [0.0], [0.0], [0.0]
+    for at, change in changes:
+        costs.append(costs[-1] + (at - times[-1]) * rates[-1])
+        times.append(at)
+        rates.append(max(0.0, rates[-1] + change))
+    return CostClock(times, costs, rates)
+
+
+def _marks_of(
+    attempts: Sequence[AttemptView], axis: Axis, found: Collection[Curve]
+) -> list[dict[str, Any]]:
+    """Return where attempts ended and a checkpoint was saved last."""
+    moments = [
+        (each.ended_at, f"attempt {each.number} {each.outcome or 'ended'}")
+        for each in attempts
+        if each.ended_at and each.outcome != "succeeded"
+    ]
+    moments += [(each.checkpoint_at, "checkpoint") for each in attempts if each.checkpoint_at]
+    steps = _steps_by_time(found) if axis.by == "step" else ()
+    marks = []
+    for at, text in moments:
+        assert at is not None
+        time_ms = at.timestamp() * 1000
+        if axis.by != "step":
+            marks.append({"x": _short(axis.place(time_ms)), "text": text})
+        elif steps and steps[0][0] <= time_ms:
+            before = bisect_right(steps, (time_ms, float("inf"))) - 1
+            marks.append({"x": _short(steps[before][1]), "text": text})
+    return marks
+
+
+def _steps_by_time(found: Collection[Curve]) -> Sequence[tuple[float, float]]:
+    """Return the times and steps of the curve with the most points."""
+    longest = max(found, key=lambda each: len(each.steps), default=None)
+    if longest is None:
+        return ()
+    return sorted(zip(map(float, longest.times_ms), longest.steps, strict=True))

@@ -1,0 +1,339 @@
+// Draws the curves of a page with uPlot: the server sends as many points as a chart has pixels, of the
+// part of the axis that is shown.
+"use strict";
+
+{
+  const LIVE_MS = 2000; // between two updates of a job that runs
+  const IDLE_MS = 120000; // without input after which updates are rarer
+  const IDLE_LIVE_MS = 30000;
+  const CHART_PX = 200;
+  const MOST_LINES = 6; // which have colours of their own
+  const UNITS = { step: "step", time: "time", cost: "cost" };
+  const root = document.getElementById("curve-charts");
+
+  const style = getComputedStyle(document.documentElement);
+  const color = (name) => style.getPropertyValue(name).trim();
+  const state = read();
+  const charts = new Map(); // by name
+  let marks = [];
+  let isLive = root.dataset.running === "true";
+  let touched = performance.now();
+  for (const each of ["pointermove", "keydown", "wheel"]) {
+    addEventListener(each, () => (touched = performance.now()), { passive: true });
+  }
+
+  function read() {
+    const asked = new URLSearchParams(location.search);
+    const number = (name) => (asked.has(name) && Number.isFinite(Number(asked.get(name))) ? Number(asked.get(name)) : null);
+    return {
+      by: asked.get("by") in UNITS ? asked.get("by") : "step",
+      log: asked.get("scale") === "log",
+      smooth: Math.min(Math.max(number("smooth") ?? 0, 0), 0.99),
+      from: number("from"),
+      to: number("to"),
+      find: asked.get("curve") ?? "",
+    };
+  }
+
+  // The address shows the view, so that a colleague can open it.
+  function keep() {
+    const asked = new URLSearchParams(location.search);
+    const set = (name, value) => (value ? asked.set(name, value) : asked.delete(name));
+    set("by", state.by === "step" ? "" : state.by);
+    set("scale", state.log ? "log" : "");
+    set("smooth", state.smooth ? String(state.smooth) : "");
+    set("from", state.from === null ? "" : String(state.from));
+    set("to", state.to === null ? "" : String(state.to));
+    set("curve", state.find);
+    const query = asked.toString();
+    history.replaceState(null, "", location.pathname + (query ? `?${query}` : "") + location.hash);
+  }
+
+  function show(value) {
+    if (value === null || value === undefined) return "–";
+    const size = Math.abs(value);
+    if (size >= 1e5 && size < 1e15) return Math.round(value).toLocaleString("en");
+    return String(Number(value.toPrecision(4)));
+  }
+
+  function showX(value) {
+    if (value === null || value === undefined) return "";
+    if (state.by === "cost") return `$${value < 0.01 ? Number(value.toPrecision(2)) : value.toFixed(2)}`;
+    if (state.by === "step") return show(value);
+    const seconds = Math.round(value * 10) / 10;
+    if (seconds < 120) return `${seconds} s`;
+    return seconds < 7200 ? `${Number((seconds / 60).toPrecision(3))} min` : `${Number((seconds / 3600).toPrecision(3))} h`;
+  }
+
+  // An exponential mean that is right from the first value on; gaps stay.
+  function smooth(values, weight) {
+    let [last, count] = [0, 0];
+    return values.map((each) => {
+      if (each === null || each === undefined) return each;
+      last = last * weight + (1 - weight) * each;
+      count += 1;
+      return last / (1 - weight ** count);
+    });
+  }
+
+  class Chart {
+    constructor(name) {
+      this.name = name;
+      this.lines = null;
+      this.isShown = false;
+      this.figure = document.createElement("figure");
+      this.figure.className = "chart curve-chart";
+      const title = document.createElement("figcaption");
+      title.textContent = name;
+      this.place = document.createElement("div");
+      this.place.setAttribute("role", "img");
+      this.place.setAttribute("aria-label", name);
+      this.place.style.minHeight = `${CHART_PX + 30}px`;
+      this.values = document.createElement("details");
+      this.figure.append(title, this.place, this.values);
+      this.plot = null;
+      this.shape = "";
+    }
+
+    take(lines) {
+      this.lines = lines;
+      this.draw();
+    }
+
+    series() {
+      const tables = this.lines.map((each) => [each.x, each.y, ...(each.low ? [each.low, each.high] : [])]);
+      const data = tables.length > 1 ? uPlot.join(tables, tables.map((each) => each.map(() => 1))) : tables[0];
+      const series = [{ label: UNITS[state.by], value: (_, each) => showX(each) }];
+      const bands = [];
+      const values = [data[0]];
+      let at = 1;
+      for (const [number, line] of this.lines.entries()) {
+        const stroke = number < MOST_LINES ? color(`--s${number}`) : color("--s6");
+        const own = data[at++];
+        if (state.smooth) {
+          series.push({ label: `${line.label} as reported`, stroke, width: 1, alpha: 0.25, points: { show: false }, spanGaps: true, value: (_, each) => show(each), class: "hidden-label" });
+          values.push(own);
+        }
+        series.push({
+          label: line.label,
+          stroke,
+          width: number < MOST_LINES ? 1.6 : 1,
+          points: { show: line.x.length < 40, size: 4 },
+          spanGaps: false,
+          value: (_, each) => show(each),
+        });
+        values.push(state.smooth ? smooth(own, state.smooth) : own);
+        if (line.low) {
+          const [low, high] = [data[at++], data[at++]];
+          const end = series.length;
+          for (const each of ["lowest", "highest"]) {
+            series.push({ label: each, stroke, width: 0.5, alpha: 0.5, points: { show: false }, value: (_, value) => show(value) });
+          }
+          values.push(low, high);
+          bands.push({ series: [end + 1, end], fill: `${stroke}33` });
+        }
+      }
+      return [series, values, bands];
+    }
+
+    draw() {
+      if (this.lines === null) return;
+      const [series, values, bands] = this.series();
+      const shape = JSON.stringify([series.map((each) => each.label), state.by, state.log, state.smooth > 0]);
+      if (this.plot !== null && this.shape === shape) {
+        this.plot.setData(values);
+      } else {
+        this.plot?.destroy();
+        this.shape = shape;
+        this.plot = new uPlot(this.options(series, bands), values, this.place);
+      }
+      this.describe();
+    }
+
+    options(series, bands) {
+      const axis = { stroke: color("--faint"), grid: { stroke: color("--line"), width: 1 }, ticks: { stroke: color("--line"), width: 1 }, font: "12px system-ui, sans-serif" };
+      return {
+        width: Math.max(200, this.figure.clientWidth - 26),
+        height: CHART_PX,
+        series,
+        bands,
+        cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "curves" } },
+        legend: { live: true },
+        scales: { x: { time: false, range: (_, low, high) => [state.from ?? low ?? 0, state.to ?? high ?? 1] }, y: state.log ? { distr: 3 } : { range: (_, low, high) => spread(low, high) } },
+        axes: [
+          { ...axis, values: (_, splits) => splits.map(showX), space: 70 },
+          { ...axis, size: 64, values: (_, splits) => splits.map((each) => (each === null ? "" : show(each))) },
+        ],
+        hooks: {
+          setSelect: [
+            (plot) => {
+              if (plot.select.width < 4) return;
+              const ends = [plot.select.left, plot.select.left + plot.select.width].map((each) => plot.posToVal(each, "x"));
+              plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+              zoom(...ends);
+            },
+          ],
+          draw: [(plot) => drawMarks(plot)],
+          ready: [(plot) => plot.over.addEventListener("dblclick", () => zoom(null, null))],
+        },
+      };
+    }
+
+    describe() {
+      const rows = this.lines.map((line) => {
+        const row = document.createElement("tr");
+        const gaps = line.gaps ? `${line.gaps} not a finite number` : "";
+        for (const each of [line.label, line.count.toLocaleString("en"), show(line.lowest), show(line.highest), show(line.last), gaps]) {
+          const cell = document.createElement("td");
+          cell.textContent = each;
+          row.append(cell);
+        }
+        return row;
+      });
+      if (this.values.firstChild === null) {
+        const summary = document.createElement("summary");
+        summary.textContent = "Values";
+        const table = document.createElement("table");
+        table.createTHead().innerHTML = "<tr><th scope=col>Line</th><th scope=col>Values</th><th scope=col>Lowest</th><th scope=col>Highest</th><th scope=col>Last</th><th scope=col>Gaps</th></tr>";
+        table.createTBody();
+        this.values.append(summary, table);
+      }
+      this.values.querySelector("tbody").replaceChildren(...rows);
+      const last = this.lines[0] ? `, last ${show(this.lines[0].last)}` : "";
+      this.place.setAttribute("aria-label", `${this.name}, by ${UNITS[state.by]}${last}`);
+    }
+  }
+
+  function spread(low, high) {
+    if (low === null || high === null) return [0, 1];
+    const room = (high - low) * 0.05 || Math.abs(high) * 0.05 || 1;
+    return [low - room, high + room];
+  }
+
+  function drawMarks(plot) {
+    const context = plot.ctx;
+    context.save();
+    context.strokeStyle = color("--faint");
+    context.fillStyle = color("--faint");
+    context.setLineDash([4, 4]);
+    context.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    for (const { x, text } of marks) {
+      if (x < plot.scales.x.min || x > plot.scales.x.max) continue;
+      const at = Math.round(plot.valToPos(x, "x", true));
+      context.beginPath();
+      context.moveTo(at, plot.bbox.top);
+      context.lineTo(at, plot.bbox.top + plot.bbox.height);
+      context.stroke();
+      const isRight = at > plot.bbox.left + plot.bbox.width * 0.7;
+      context.textAlign = isRight ? "right" : "left";
+      context.fillText(text, isRight ? at - 4 : at + 4, plot.bbox.top + 12 * devicePixelRatio);
+    }
+    context.restore();
+  }
+
+  function zoom(from, to) {
+    state.from = from === null ? null : Number(from.toPrecision(8));
+    state.to = to === null ? null : Number(to.toPrecision(8));
+    document.getElementById("curve-reset").hidden = state.from === null && state.to === null;
+    keep();
+    refresh();
+  }
+
+  let asking = null;
+  // Asks for the charts that are on the screen, or for these.
+  async function refresh(names = null) {
+    const shown = names ?? [...charts.values()].filter((each) => each.isShown).map((each) => each.name);
+    if (names === null) {
+      asking?.abort();
+      asking = new AbortController();
+      for (const each of charts.values()) if (!each.isShown) each.lines = null; // asked for when shown
+    }
+    const asked = new URLSearchParams(root.dataset.query);
+    asked.set("by", state.by);
+    if (state.from !== null) asked.set("from", state.from);
+    if (state.to !== null) asked.set("to", state.to);
+    for (const each of shown) asked.append("curve", each);
+    try {
+      const answer = await fetch(`${root.dataset.source}?${asked}`, names === null ? { signal: asking.signal } : {});
+      if (!answer.ok) return;
+      const found = await answer.json();
+      marks = found.marks;
+      isLive = found.live;
+      for (const name of found.names) add(name);
+      for (const { name, lines } of found.charts) charts.get(name)?.take(lines);
+      root.dataset.ready = "true";
+    } catch (error) {
+      if (error.name !== "AbortError") throw error;
+    }
+  }
+
+  const watcher = new IntersectionObserver(
+    (entries) => {
+      const fresh = [];
+      for (const { target, isIntersecting } of entries) {
+        const chart = charts.get(target.dataset.name);
+        chart.isShown = isIntersecting;
+        if (isIntersecting && chart.lines === null) fresh.push(chart.name);
+      }
+      if (fresh.length > 0) refresh(fresh);
+    },
+    { rootMargin: "100px" },
+  );
+
+  function add(name) {
+    if (charts.has(name)) return;
+    const chart = new Chart(name);
+    chart.figure.dataset.name = name;
+    charts.set(name, chart);
+    root.append(chart.figure);
+    chart.figure.hidden = !name.toLowerCase().includes(state.find.toLowerCase());
+    watcher.observe(chart.figure);
+  }
+
+  function listen(id, event, act) {
+    document.getElementById(id)?.addEventListener(event, (happened) => {
+      act(happened.target);
+      keep();
+    });
+  }
+
+  const bar = document.getElementById("curve-bar");
+  bar.hidden = false;
+  document.getElementById("curves")?.remove(); // what is shown without scripts
+  document.getElementById("curve-links")?.remove();
+  document.getElementById("curve-by").value = state.by;
+  document.getElementById("curve-log").checked = state.log;
+  document.getElementById("curve-smooth").value = state.smooth;
+  document.getElementById("curve-find").value = state.find;
+  document.getElementById("curve-reset").hidden = state.from === null && state.to === null;
+  listen("curve-by", "change", (each) => {
+    [state.by, state.from, state.to] = [each.value, null, null];
+    document.getElementById("curve-reset").hidden = true;
+    refresh();
+  });
+  const redraw = () => {
+    for (const each of charts.values()) each.draw();
+  };
+  listen("curve-log", "change", (each) => ((state.log = each.checked), redraw()));
+  listen("curve-smooth", "input", (each) => ((state.smooth = Number(each.value)), redraw()));
+  listen("curve-find", "input", (each) => {
+    state.find = each.value;
+    for (const chart of charts.values()) chart.figure.hidden = !chart.name.toLowerCase().includes(state.find.toLowerCase());
+  });
+  listen("curve-reset", "click", () => zoom(null, null));
+  addEventListener("resize", () => {
+    for (const each of charts.values()) each.plot?.setSize({ width: Math.max(200, each.figure.clientWidth - 26), height: CHART_PX });
+  });
+  for (const name of JSON.parse(root.dataset.names)) add(name);
+
+  (async () => {
+    let last = performance.now();
+    for (;;) {
+      await new Promise((done) => setTimeout(done, LIVE_MS));
+      const now = performance.now();
+      if (!isLive || document.hidden || (now - touched > IDLE_MS && now - last < IDLE_LIVE_MS)) continue;
+      last = now;
+      await refresh().catch(() => {}); // the updates of the page tell the reason
+    }
+  })();
+}
