@@ -11,9 +11,10 @@ from tests.edge.api.test_hostile_devices import EDGE, enrol
 from tests.edge.rig import edge_of, rows_of
 
 from cavvy.capabilities.edge.nouns import ModelFile, ModelVersion
+from cavvy.capabilities.edge.registry import ModelRefused, ModelRegistry
 from cavvy.capabilities.edge.repository import list_targets
 from cavvy.domain.values import replace
-from cavvy.spec.workdir import encode_manifest
+from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.base import AtomicWrite
 from cavvy.store.blobs import read_manifest
 
@@ -232,3 +233,28 @@ async def test_only_admins_deploy_packages_that_run_with_all_rights_of_devices(a
         ask["to"] = 0 if packages else 1
         answer = await call(api, token, "POST", "/projects/default/rollouts", ask)
         assert answer.status_code == status, answer.text
+
+
+async def test_a_link_of_a_model_stands_for_the_file_to_which_it_leads(api: Api) -> None:
+    """A cache of Hugging Face consists of links, and a job can save any."""
+    blobs = api.app_state.blobs.of("default")
+    name = sha256(b"weights").hexdigest()
+    blobs.put(name, [b"weights"])
+
+    def list_files(**links: str) -> Any:
+        entries = [FolderEntry(path="model/blobs/one", size=7, sha256=name)]
+        entries += [FolderEntry(path=f"model/{path}", link=to) for path, to in links.items()]
+        manifest = encode_manifest(entries)
+        snapshot = sha256(manifest).hexdigest()
+        blobs.put(snapshot, [manifest])
+        return ModelRegistry.list_files(blobs, snapshot, "model")
+
+    files = await list_files(weights="blobs/one", latest="weights")
+    assert [(each.path, each.sha256, each.size) for each in files] == [
+        ("blobs/one", name, 7),
+        ("weights", name, 7),
+        ("latest", name, 7),
+    ]
+    for links in ({"out": "../../etc/passwd"}, {"a": "b", "b": "a"}, {"folder": "blobs"}):
+        with pytest.raises(ModelRefused, match=r"is a link to .* no file of the model"):
+            await list_files(**links)

@@ -6,6 +6,7 @@ published or rolled out.
 import asyncio
 import hashlib
 import json
+import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -47,6 +48,7 @@ from cavvy.store.secrets import SecretSealer
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
 _PACKAGE = re.compile(r"packages/[^/]+\.whl")  # see `on_device/packages.py`
+_LONGEST_CHAIN = 40  # links that lead to links, as Linux permits
 _DELTAS = ".cavvy-deltas"  # the folder of deltas in a version's snapshot
 _Signed = tuple[ModelRepository, Mapping[str, str]]  # lists, and the private keys of the server
 _KEYS = "edge-models"  # the name to which the sealed private keys are bound
@@ -199,14 +201,16 @@ class ModelRegistry:
 
     @staticmethod
     async def list_files(blobs: BlobStore, snapshot: str, below: str) -> tuple[ModelFile, ...]:
-        """Return the files of a snapshot in the folder `below`, with paths relative to it. Raises
-        RowNotFound, NotManifest."""
+        """Return the files of a snapshot in the folder `below`, with paths relative to it. A link
+        stands for the file of the folder to which it leads. Raises RowNotFound, NotManifest,
+        ModelRefused."""
         entries = await asyncio.to_thread(read_entries, blobs, snapshot)
         start = f"{below.strip('/')}/" if below.strip("/") else ""
+        inside = {each.path: each for each in entries if each.path.startswith(start)}
         found = tuple(
-            ModelFile(path=each.path.removeprefix(start), sha256=each.sha256, size=each.size)
-            for each in entries
-            if each.sha256 is not None and each.path.startswith(start)
+            ModelFile(path=path.removeprefix(start), sha256=file.sha256, size=file.size)
+            for path in inside
+            if (file := _follow(inside, path, start))
         )
         missing = await asyncio.to_thread(blobs.missing, [each.sha256 for each in found])
         if missing or not found:
@@ -381,6 +385,22 @@ class ModelRegistry:
         except (ModelRefused, StaleVersion) as error:
             await self._rows.models.delete(model)
             raise ModelRefused(str(error)) from error
+
+
+def _follow(inside: Mapping[str, FolderEntry], path: str, start: str) -> FolderEntry:
+    """Return the file to which a path leads. Raises ModelRefused for a link to something else."""
+    file = inside[path]
+    for _ in range(_LONGEST_CHAIN):
+        if file.link is None:
+            return file
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(file.path), file.link))
+        if target not in inside:
+            break
+        file = inside[target]
+    raise ModelRefused(
+        f"{path.removeprefix(start)} is a link to {inside[path].link}, which is no file of the "
+        "model; put a copy of the file that is meant in its place, or remove the link"
+    )
 
 
 def choose_main(files: Sequence[ModelFile]) -> str:
