@@ -64,6 +64,11 @@ async def nap(seconds):
     await asyncio.sleep(seconds)
     return seconds
 
+@app.function(max_replicas=2)
+def wait(x):
+    time.sleep(0.005)
+    return x
+
 @app.function()
 def outer(x):
     return square.remote(x) + 1
@@ -337,3 +342,28 @@ def test_what_a_run_of_a_schedule_does(tmp_path: Path) -> None:
             ["sh", "-c", command.strip().strip("'")], cwd=tmp_path, capture_output=True, text=True
         )
         assert (ran.returncode, shown in ran.stdout + ran.stderr) == (code_, True), ran
+
+
+def test_no_result_is_lost_with_processes_the_broker_or_the_server(
+    home: Path, tmp_path: Path
+) -> None:
+    done = run_main(
+        tmp_path,
+        """
+import signal, subprocess
+from cavvy.client.state import read_server
+def find(program):
+    found = subprocess.run(["pgrep", "-f", f"on_node/{program}.py"], capture_output=True, text=True)
+    own = os.environ["CAVVY_HOME"]
+    return [int(x) for x in found.stdout.split() if os.readlink(f"/proc/{x}/cwd").startswith(own)]
+got = []
+for number, value in enumerate(wait.map(range(900))):
+    got.append(value)
+    if number in (100, 300):
+        os.kill(find("broker" if number == 100 else "worker")[0], signal.SIGKILL)
+    if number == 600:
+        os.kill(read_server(os.environ["CAVVY_HOME"]).pid, signal.SIGKILL)
+print(got == list(range(900)))
+""",
+    )
+    assert done.stdout.splitlines() == ["True"], done.stderr

@@ -36,6 +36,7 @@ _ON_NODES = (
 )  # fmt: skip
 _PACKAGE = Path(__file__).parents[2]  # of cavvy
 _ALONE_S = 60.0  # after which the job of a program ends that is gone
+_MOST_ENDED = 4
 _LOOK_S = 0.25  # between two looks at the job
 _DIAL_S = 0.004  # between two tries to connect on this machine
 _HERE_S = 2.0  # after which a running job is not on this machine
@@ -95,12 +96,16 @@ class FunctionJob:
         self._connections = Connections(None, None, None)
         self._place: JobPlace | None = None
         self._tunnel: Tunnel | None = None
+        # how many jobs may end before they take a call: none before this program had reached one,
+        # since the setup or the app itself may fail
+        self._left = 0
 
     def dial(self) -> socket.socket:
         """Return a connection to the broker. Start the job, unless it runs. Raises CavvyError."""
         while True:
             place = self._place = self._source.find(self._connections)
             if (made := self._wait(place)) is not None:
+                self._left = _MOST_ENDED
                 return made
 
     def stop(self) -> None:
@@ -116,8 +121,9 @@ class FunctionJob:
         self._connections.close()
 
     def _wait(self, place: JobPlace) -> socket.socket | None:
-        """Wait until the broker answers. Return None if a job that stays has ended, since no
-        program had called it for long: then there is another one."""
+        """Wait until the broker answers. Return None if there must be another job: if this one has
+        ended since no program had called it for long, or was lost.
+        """
         looked = running_at = 0.0
         told = ""
         while True:
@@ -127,7 +133,9 @@ class FunctionJob:
             if now - looked > _LOOK_S:
                 first, looked = not looked, now
                 phase = look_at(self._connections, place)
-                if phase == "done" and self._source.stays:
+                idle = phase == "done" and self._source.stays
+                if phase in ENDED and (idle or self._left > 0):
+                    self._left -= 1
                     return None
                 if phase in ENDED:
                     raise AppBroken(
