@@ -44,7 +44,6 @@ from cavvy.console.pages import (
     machines,
     offers,
     overview,
-    services,
     submit,
     team,
 )
@@ -64,7 +63,6 @@ _SIGNING_IN = 8  # browsers that sign in at a time, so that attempts leave threa
 _MENU = (
     ("/", "Overview"),
     ("/jobs", "Jobs"),
-    ("/services", "Services"),
     ("/machines", "Machines"),
     ("/offers", "Offers"),
     ("/queue", "Queue"),
@@ -103,9 +101,6 @@ class Console:
                 self._page("/jobs/{project}/{name}", job.make),
                 self._page("/groups", group.make_list),
                 self._page("/groups/{project}/{name}", group.make),
-                self._page("/services", services.make),
-                self._page("/services/{project}/{name}", services.make_one),
-                self._page("/services/{project}/{name}/try", services.make_trial),
                 self._page("/machines", machines.make),
                 self._page("/offers", offers.make),
                 self._page("/capacity", offers.make_capacity),
@@ -154,11 +149,6 @@ class Console:
             self._action("/groups/{project}/{name}/stop", group.stop),
             self._action("/groups/{project}/{name}/retry", group.retry),
             self._action("/groups/{project}/{name}/remove", group.remove),
-            self._action("/services", services.act),
-            self._action("/services/{project}/{name}/end", services.end),
-            self._action("/services/{project}/{name}/try", services.send_trial),
-            self._action("/services/{project}/{name}/retry", services.retry),
-            self._action("/services/{project}/{name}/calls/{call}/retry", services.retry_one),
         ]
 
     def _own_pages(self) -> Iterator[Route]:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from html.parser import HTMLParser
 from importlib.resources import files
 from itertools import pairwise, product
+from pathlib import Path
 
 import pytest
 from tests import console_rig
@@ -16,15 +17,17 @@ from tests.console.unit.test_console_capacity import market, quota, report
 from tests.console.unit.test_console_pages import everything, jobs_by_phase
 from tests.console.unit.test_console_team import answers as team_answers
 
+import cavvy
 from cavvy.client import wire
 from cavvy.console.charts import timeline
 from cavvy.console.render import show_latency
 
 CSS = (files("cavvy.console") / "static/console.css").read_text()
-TEMPLATES = {
+ROOM = Path(cavvy.__file__).parent
+TEMPLATES = {  # with those of capabilities
     each.name: each.read_text()
-    for each in (files("cavvy.console") / "templates").iterdir()
-    if each.name.endswith(".html")
+    for folder in ("console/templates", "capabilities")
+    for each in sorted(ROOM.joinpath(folder).rglob("*.html"))
 }
 TEXT_COLORS = ("text", "faint", "link", "good", "busy", "warn", "bad", "calm")
 SURFACES = ("page", "surface")
@@ -180,7 +183,7 @@ def test_parts_that_change_keep_their_names_and_their_rows_have_keys() -> None:
     for path, text in pages():
         for part in re.findall(r"<[^>]* data-live[^>]*>", text):
             assert "id=" in part, (path, part)
-    for name in ("jobs_table", ">Nodes{% if attempt %}", 'live("replicas", "Replicas")'):
+    for name in ("jobs_table", ">Nodes{% if attempt %}"):
         assert any(name in each and "<tr data-key=" in each for each in TEMPLATES.values())
 
 

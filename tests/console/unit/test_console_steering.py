@@ -1,9 +1,8 @@
-"""What the console changes besides jobs: machines, budgets, secrets, policies; calls of services; the
-whole log; and the sign-in with an identity provider.
+"""What the console changes besides jobs: machines, budgets, secrets, policies; the whole
+log; and the sign-in with an identity provider.
 """
 
 import re
-from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -19,7 +18,6 @@ from tests.console_rig import (
     detail,
     job_answers,
     node,
-    served,
     sign_in,
 )
 from tests.waits import wait_until
@@ -32,7 +30,6 @@ from cavvy.client.queue_wire import ShareReport, ShareView
 from cavvy.client.transport import HttpAnswer
 from cavvy.console import access as signing
 from cavvy.console.access import EachUser
-from cavvy.console.pages import services
 
 MACHINE = "/v1/projects/default/machines/dev"
 
@@ -179,66 +176,6 @@ def test_the_queue_and_the_audit_log_show_texts_as_they_are(text: str) -> None:
         assert shown.status_code == 200
         assert "<script>alert" not in shown.text
         assert "<img src=x" not in shown.text
-
-
-@contextmanager
-def _answer(data: bytes, status: int = 200) -> Any:
-    class Answer:
-        def __init__(self) -> None:
-            self.status, self.rest = status, data
-
-        def read1(self, most: int) -> bytes:
-            part, self.rest = self.rest[:most], self.rest[most:]
-            return part
-
-    yield Answer()
-
-
-def test_a_language_model_is_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
-
-    def open_answer(*given: Any) -> Any:
-        asked.append(given)
-        return _answer(b'{"choices": [{"message": {"content": "<b>Hi</b>"}}]}')
-
-    monkeypatch.setattr(services, "open_answer", open_answer)
-    asking = client(**{"/v1/projects/default/services/chat": served("chat", models=["m"])})
-    browser = sign_in(asking)
-    assert 'name="message"' in browser.get("/services/default/chat/try").text
-    data = {"message": "more", "model": "m", "key": "k", "said": ["Hello", "Yes?"]}
-    page = browser.post("/services/default/chat/try", data=data).text
-    assert "&lt;b&gt;Hi&lt;/b&gt;" in page
-    url, path, method, body, headers, _ = asked[0]
-    assert (url, path, method) == ("http://here", "/v1/chat/completions", "POST")
-    assert re.findall(rb'"role":"(\w+)"', body) == [b"user", b"assistant", b"user"]
-    assert headers["Authorization"] == "Bearer k"
-    assert page.count('name="said"') == 4
-
-
-def test_any_service_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(services, "open_answer", lambda *given: _answer(b"no such page", 404))
-    asking = client(**{"/v1/projects/default/services/web": served("web")})
-    browser = sign_in(asking)
-    page = browser.post("/services/default/web/try", data={"method": "GET", "path": "/x"}).text
-    assert "Status 404" in page
-    assert "no such page" in page
-    for wrong in ({"method": "TRACE", "path": "/"}, {"path": "x"}, {"path": "/a\r\nHost: b"}):
-        assert browser.post("/services/default/web/try", data=wrong).status_code == 400
-    assert browser.post("/services/default/web/try", data={"path": "/", "key": "a b"}).status_code == 400  # fmt: skip
-
-
-def test_a_stream_without_an_end_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stream:
-        status = 200
-
-        def read1(self, most: int) -> bytes:
-            return b"x" if most else b""
-
-    monkeypatch.setattr(services, "_TIMEOUT_S", 0.01)
-    monkeypatch.setattr(services, "open_answer", lambda *given: nullcontext(Stream()))
-    asking = client(**{"/v1/projects/default/services/web": served("web")})
-    page = sign_in(asking).post("/services/default/web/try", data={"path": "/"}).text
-    assert "Status 200" in page
 
 
 def log_of(text: bytes, piece: int = 100) -> Any:

@@ -1,6 +1,6 @@
 """What services contribute."""
 
-from cavvy.frame.capability import FIRST_ONE, Capability, Command
+from cavvy.frame.capability import FIRST_ONE, Capability, Command, ConsoleAction, ConsolePage
 
 _HERE = "cavvy.capabilities.serving"
 CAPABILITY = Capability(
@@ -74,6 +74,18 @@ CAPABILITY = Capability(
         f"{_HERE}.routes.calls:router",
         f"{_HERE}.routes.keys:router",
         f"{_HERE}.routes.figures:router",
+    ),
+    pages=(
+        ConsolePage("/services", f"{_HERE}.pages:make", "Services", after="/jobs"),
+        ConsolePage("/services/{project}/{name}", f"{_HERE}.pages:make_one"),
+        ConsolePage("/services/{project}/{name}/try", f"{_HERE}.pages:make_trial"),
+    ),
+    actions=(
+        ConsoleAction("/services", f"{_HERE}.pages:act"),
+        ConsoleAction("/services/{project}/{name}/end", f"{_HERE}.pages:end"),
+        ConsoleAction("/services/{project}/{name}/try", f"{_HERE}.pages:send_trial"),
+        ConsoleAction("/services/{project}/{name}/retry", f"{_HERE}.pages:retry"),
+        ConsoleAction("/services/{project}/{name}/calls/{call}/retry", f"{_HERE}.pages:retry_one"),
     ),
     reconcilers=(f"{_HERE}.keeper:Serving",),
 )

@@ -41,7 +41,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "spent_micros": total_of(days.value) if days.value else 0,
             "chart": charts.stacked_days(days.value) if days.value else None,
             "budgets": [each for each in budgets if _is_full(each)],
-            "services": try_part(lambda: list_services(client)).value or [],
+            "services": try_part(lambda: list_services(client)).value,
             "problem": _find_problem(client),
         },
     )

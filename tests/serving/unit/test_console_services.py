@@ -2,13 +2,17 @@
 
 import html
 import re
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
+from tests.console.unit.test_console_submit import client
 from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, replica, served, sign_in
 
+from cavvy.capabilities.serving import pages
 from cavvy.client import ApiError, wire
 from cavvy.client.ledger_wire import TokensView
 from cavvy.client.queue_wire import CallCount, CallQueueView, QueuedCallView
@@ -287,3 +291,69 @@ def test_texts_of_services_are_shown_as_they_are(text: str) -> None:
     page = sign_in(CannedClient(canned)).get(PATH).text
     assert text not in page
     assert html.unescape(page).count(text) >= 13
+
+
+@contextmanager
+def _answer(data: bytes, status: int = 200) -> Any:
+    class Answer:
+        def __init__(self) -> None:
+            self.status, self.rest = status, data
+
+        def read1(self, most: int) -> bytes:
+            part, self.rest = self.rest[:most], self.rest[most:]
+            return part
+
+    yield Answer()
+
+
+def test_a_language_model_is_talked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def open_answer(*given: Any) -> Any:
+        asked.append(given)
+        return _answer(b'{"choices": [{"message": {"content": "<b>Hi</b>"}}]}')
+
+    monkeypatch.setattr(pages, "open_answer", open_answer)
+    asking = client(**{"/v1/projects/default/services/chat": served("chat", models=["m"])})
+    browser = sign_in(asking)
+    assert 'name="message"' in browser.get("/services/default/chat/try").text
+    data = {"message": "more", "model": "m", "key": "k", "said": ["Hello", "Yes?"]}
+    page = browser.post("/services/default/chat/try", data=data).text
+    assert "&lt;b&gt;Hi&lt;/b&gt;" in page
+    url, path, method, body, headers, _ = asked[0]
+    assert (url, path, method) == ("http://here", "/v1/chat/completions", "POST")
+    assert re.findall(rb'"role":"(\w+)"', body) == [b"user", b"assistant", b"user"]
+    assert headers["Authorization"] == "Bearer k"
+    assert page.count('name="said"') == 4
+
+
+def test_any_service_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "open_answer", lambda *given: _answer(b"no such page", 404))
+    asking = client(**{"/v1/projects/default/services/web": served("web")})
+    browser = sign_in(asking)
+    page = browser.post("/services/default/web/try", data={"method": "GET", "path": "/x"}).text
+    assert "Status 404" in page
+    assert "no such page" in page
+    for wrong in ({"method": "TRACE", "path": "/"}, {"path": "x"}, {"path": "/a\r\nHost: b"}):
+        assert browser.post("/services/default/web/try", data=wrong).status_code == 400
+    assert browser.post("/services/default/web/try", data={"path": "/", "key": "a b"}).status_code == 400  # fmt: skip
+
+
+def test_a_stream_without_an_end_keeps_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        status = 200
+
+        def read1(self, most: int) -> bytes:
+            return b"x" if most else b""
+
+    monkeypatch.setattr(pages, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(pages, "open_answer", lambda *given: nullcontext(Stream()))
+    asking = client(**{"/v1/projects/default/services/web": served("web")})
+    page = sign_in(asking).post("/services/default/web/try", data={"path": "/"}).text
+    assert "Status 200" in page
+
+
+def test_the_rows_of_replicas_keep_their_keys_while_the_page_changes() -> None:
+    text = Path(pages.__file__).with_name("service.html").read_text("utf-8")
+    assert 'live("replicas", "Replicas")' in text
+    assert "<tr data-key=" in text

@@ -123,7 +123,7 @@ def _show(client: ApiClient, request: Request, problems: Sequence[str]) -> Page:
     }
     values = {"problems": problems, "services": sorting.rows, "missed": missed}
     values |= {"heads": sorting.heads, "query": sorting.query}
-    return Page("Services", "services.html", values)
+    return Page("Services", "cavvy.capabilities.serving:services.html", values)
 
 
 def make_one(client: ApiClient, request: Request, now: datetime) -> Page:
@@ -135,7 +135,7 @@ def make_one(client: ApiClient, request: Request, now: datetime) -> Page:
     )
     return Page(
         found.name,
-        "service.html",
+        "cavvy.capabilities.serving:service.html",
         {
             "service": found,
             "levels": list_levels(found.slo),
@@ -301,7 +301,7 @@ def _show_trial(
 ) -> Page:
     return Page(
         f"Try {service.name}",
-        "try.html",
+        "cavvy.capabilities.serving:try.html",
         {
             "service": service,
             "chats": bool(service.models),
