@@ -1,6 +1,7 @@
 """Files of Docker Compose become groups of jobs, or errors with a line."""
 
 import http.server
+import os
 import subprocess
 import threading
 from pathlib import Path
@@ -191,7 +192,12 @@ def test_anchors_and_merged_keys(folder: Path) -> None:
         ('command: "echo \'open"', "cannot be read"),
         ("environment: {1BAD: x}", "environment variable"),
         ("extends: {file: a.yaml}", "the keys of the other service"),
-        ("secrets: [a]", "cavvy secret set NAME"),
+        ("secrets: [a]", "add `a:` to `secrets`"),
+        ("configs: [{source: a, made: up}]", "'made' is unknown"),
+        ("configs: [{source: a, mode: 9}]", "such as 0440"),
+        ("extra_hosts: ['host.docker.internal:host-gateway']", "the machine of Docker"),
+        ("extra_hosts: ['a:b']", "is no address"),
+        ("extra_hosts: ['a;rm -rf x:1.2.3.4']", "is no name of a host"),
     ],
 )
 def test_what_cannot_be_kept_is_an_error_with_its_line(folder: Path, line: str, said: str) -> None:
@@ -325,3 +331,48 @@ def test_dot_env_is_no_link_out_of_the_folder(folder: Path) -> None:
     (folder / ".env").symlink_to("../keys")
     told = complain(folder, "services:\n  web: {image: nginx, environment: {A: x}}\n")
     assert ".env is a link out of the folder" in told
+
+
+def test_configs_and_secrets_are_files_of_the_container(folder: Path) -> None:
+    (folder / "app.conf").write_text("a\n")
+    (folder / "pw.txt").write_text("secret\n")
+    (folder / "compose.yaml").write_text("""\
+services:
+  web:
+    image: nginx
+    entrypoint: [sh, -c, "cat /tmp/here/in.conf /tmp/here/t"]
+    configs:
+      - {source: app, target: /etc/app.conf}
+      - {source: inline, target: /tmp/here/in.conf, mode: 0440, uid: "5"}
+    secrets: [password, {source: token, target: /tmp/here/t}]
+    extra_hosts: ["api.local:10.0.0.5", "six=[::1]"]
+configs:
+  app: {file: ./app.conf}
+  inline: {content: "port=${PORT:-80} $$HOME\\n"}
+secrets:
+  password: {file: ./pw.txt}
+  token: {environment: MY_TOKEN}
+""")
+    found = load_file(folder / "compose.yaml")
+    (task,) = found.tasks
+    assert task.secrets == ("PASSWORD", "MY_TOKEN")
+    (volume,) = task.volumes
+    assert (volume.source, volume.path, volume.read_only) == ("app.conf", "/etc/app.conf", True)
+    assert "secret\n" not in task.run
+    assert 'printf %s "$PASSWORD" > /run/secrets/password' in task.run
+    notes = {each.key: each.reason for each in found.kept}
+    assert notes["secrets.password"] == (
+        "set it with `cavvy secret set PASSWORD --file ./pw.txt`, and name ./pw.txt in "
+        ".cavvyignore, so that it is not sent with the folder"
+    )
+    hosts, _, rest = task.run.partition("mkdir")
+    assert hosts == (
+        "echo '10.0.0.5 api.local' >> /etc/hosts || exit\necho '::1 six' >> /etc/hosts || exit\n"
+    )
+    own = rest.replace("/tmp/here", str(folder / "here")).replace("/run/secrets", str(folder / "s"))
+    env = {**os.environ, "PASSWORD": "p", "MY_TOKEN": "q"}
+    done = subprocess.run(
+        ["sh", "-c", f"mkdir{own}"], capture_output=True, text=True, env=env, check=True
+    )
+    assert done.stdout == "port=80 $HOME\nq"
+    assert (folder / "s" / "password").read_text() == "p"

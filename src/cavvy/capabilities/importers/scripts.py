@@ -1,5 +1,5 @@
-"""Makes a task of a script of Python or of a shell, a notebook or a Makefile: its command, and how
-to install what it needs.
+"""Makes a task of a script of Python or of a shell, a notebook, a Makefile or an MLflow project:
+its command, and how to install what it needs.
 
 `cavvy run train.py --gpu H100:8 -- --lr 0.1` runs `torchrun … train.py --lr 0.1` if the script uses
 `torch.distributed`, after the dependencies that the script states in its head (PEP 723), or that a
@@ -14,6 +14,8 @@ from pathlib import Path, PurePath
 from shlex import join, quote
 from typing import Any
 
+from cavvy.capabilities.importers.mlflow_projects import NAME as PROJECT
+from cavvy.capabilities.importers.mlflow_projects import read_project
 from cavvy.capabilities.importers.notebooks import SUFFIX, read_notebook
 from cavvy.task_files.foreign import ScriptTask
 
@@ -42,7 +44,7 @@ def is_script(path: Path, text: str) -> bool:
     first = text.partition("\n")[0]
     if _DIRECTIVES.search(text) and first.startswith("#!"):
         return False
-    known = path.suffix in (*_INTERPRETERS, SUFFIX) or path.name in _MAKEFILES
+    known = path.suffix in (*_INTERPRETERS, SUFFIX) or path.name in (*_MAKEFILES, PROJECT)
     return known or (first.startswith("#!") and "cavvy" not in first and not _looks_like_yaml(path))
 
 
@@ -62,6 +64,11 @@ def read_script(
     if suffix == SUFFIX:
         setup = _find_file_setup(path, folder, notes)
         found, said = read_notebook(path, text, arguments, name, setup)
+        return ScriptTask(keys={**keys, **found}, notes=(*notes, *said))
+    if path.name == PROJECT:
+        found, said = read_project(path, text, arguments)
+        if folder != path.parent or folder != here:
+            keys["workdir"] = str(path.parent)
         return ScriptTask(keys={**keys, **found}, notes=(*notes, *said))
     command = [*_find_interpreter(path, suffix, text), name, *arguments]
     if command[0] == "python3":

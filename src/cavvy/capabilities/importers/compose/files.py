@@ -102,7 +102,7 @@ def translate(
     """
     kept = TranslationNotes()
     variables = {**read_dot_env(folder, notes), **named}
-    reader = ComposeReader(folder, variables, environ, notes, kept)
+    reader = ComposeReader(folder, variables, environ, notes, kept, root)
     profiles = environ.get(_PROFILES) or variables.get(_PROFILES) or ""
     services = _read_services(root, {each.strip() for each in profiles.split(",")}, reader)
     notes.check()

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from shlex import quote
 
+from cavvy.capabilities.importers.compose.mounts import inside, read_files, read_hosts
 from cavvy.capabilities.importers.compose.values import ComposeReader
 from cavvy.domain.tasks import (
     AcceleratorNeed,
@@ -55,9 +56,6 @@ _REFUSED = {
     "devices": "GPUs are asked for by `deploy.resources.reservations.devices`",
     "pid": "a job sees its own processes only",
     "volumes_from": "name the volume in both services",
-    "secrets": "store each with `cavvy secret set NAME`, and write `secrets` in a Cavvy file",
-    "configs": "mount the file: `volumes: [./FILE:/PATH:ro]`",
-    "extra_hosts": "write the address into a variable",
     "post_start": "write the commands in `command`",
     "pre_stop": "write the commands in `command`",
     "provider": "the program that it names does not exist here",
@@ -67,6 +65,7 @@ _READ = (
     *("image", "build", "command", "entrypoint", "working_dir", "environment", "env_file"),
     *("ports", "expose", "volumes", "deploy", "gpus", "cpus", "mem_limit", "healthcheck"),
     *("depends_on", "profiles", "restart", "stop_grace_period", "container_name", "hostname"),
+    *("secrets", "configs", "extra_hosts"),
 )
 _EVERY = (*_READ, *_LEFT_OUT, *_REFUSED)
 _BUILD = {"context", "dockerfile", "target", "args"}
@@ -82,17 +81,20 @@ def read_service(name: str, table: MapNode, mark: SourceMark, reader: ComposeRea
     if not image and build is None:
         reader.notes.add(mark, f"{name} has neither `image` nor `build`")
     volumes = [*_read_volumes(name, table, reader)]
+    files = read_files(name, table, reader)
+    volumes += files.volumes
     beside = build is not None or any(each.kind is VolumeKind.FOLDER for each in volumes)
     grace = table.get("stop_grace_period")
     return TaskSpec(
         name=slug(name) or "service",
-        run=_read_command(table, reader),
+        run=read_hosts(table, reader) + files.commands + _read_command(table, reader),
+        secrets=files.secrets,
         image=None if build else image or None,
         image_build=build,
         workdir=Workdir(path=".") if beside else None,
         env=_read_env(table, reader),
         resources=_read_resources(table, reader),
-        volumes=tuple(volumes),
+        volumes=tuple(dict.fromkeys(volumes)),
         retry=_read_restart(table, reader),
         grace=timedelta(seconds=read_seconds(grace, reader) if grace is not None else 10),
     )
@@ -128,7 +130,7 @@ def _read_build(node: Node | None, reader: ComposeReader) -> ImageBuild | None:
     if node is None:
         return None
     if not isinstance(node, MapNode):
-        return ImageBuild(path=_inside(reader.text(node), node.mark, reader))
+        return ImageBuild(path=inside(reader.text(node), node.mark, reader))
     for key, _ in node.entries:
         if key.text in _BUILD_LEFT_OUT:
             reader.kept.note(key.mark, f"build.{key.text}", "each node builds the image itself")
@@ -140,26 +142,11 @@ def _read_build(node: Node | None, reader: ComposeReader) -> ImageBuild | None:
     for name, value, mark in reader.pairs(node.get("args")):
         args[name] = reader.find(name, mark) or "" if value is None else value
     return ImageBuild(
-        path=_inside(reader.text(node.get("context")) or ".", node.mark, reader),
+        path=inside(reader.text(node.get("context")) or ".", node.mark, reader),
         dockerfile=reader.text(node.get("dockerfile")) or "Dockerfile",
         target=reader.text(node.get("target")),
         args=args,
     )
-
-
-def _inside(path: str, mark: SourceMark, reader: ComposeReader) -> str:
-    """Return a path in the folder of the file, which is submitted."""
-    if "://" in path or path.startswith("git@"):
-        hint = "build the image yourself, push it, and name it in `image`"
-        reader.notes.add(mark, f"{path} is not built here", suggestion=hint)
-        return "."
-    plain = posixpath.normpath(path)
-    if plain.startswith(("/", "..", "~")):
-        hint = "move it into the folder of this file, or this file above it"
-        message = f"{path} is outside of the folder of this file, which is submitted"
-        reader.notes.add(mark, message, suggestion=hint)
-        return "."
-    return plain
 
 
 def _read_command(table: MapNode, reader: ComposeReader) -> str:
@@ -345,7 +332,7 @@ def _read_volume(name: str, node: Node, reader: ComposeReader) -> Volume | None:
         hint = "copy it into the folder of this file, or use a volume with a name"
         reader.notes.add(node.mark, message, suggestion=hint)
         return None
-    inner = _inside(source, node.mark, reader)
+    inner = inside(source, node.mark, reader)
     place = reader.folder / inner
     is_empty = place.is_dir() and not any(place.iterdir())
     if is_empty or (not place.exists() and "." not in posixpath.basename(inner)):

@@ -23,7 +23,7 @@ _MOST_BYTES = 1 << 20
 class ComposeReader:
     """Reads nodes of the file. `variables` are those of `.env`, and those that the command line
     has named. Others of this machine (`machine`) do not leave it, since a file that was cloned may
-    name any token.
+    name any token. `root` is the whole file.
     """
 
     def __init__(
@@ -33,8 +33,9 @@ class ComposeReader:
         machine: Container[str],
         notes: ProblemNotes,
         kept: TranslationNotes,
+        root: Node | None = None,
     ) -> None:
-        self.folder, self.notes, self.kept = folder, notes, kept
+        self.folder, self.notes, self.kept, self.root = folder, notes, kept, root
         self._variables, self._machine = variables, machine
 
     def text(self, node: Node | None) -> str:
