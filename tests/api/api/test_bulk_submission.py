@@ -1,5 +1,6 @@
 """Many tasks in one request: all of them, or each that is accepted."""
 
+import re
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -79,8 +80,16 @@ async def test_one_refused_task_refuses_all_unless_each_is_asked_for(api: Api) -
     for text, code, told in wrong:
         status, refused = await post(api, make_ask(good, text))
         assert (status >= 400, refused["code"]) == (True, code), refused
-        assert refused["message"].startswith("task 2 of the batch: ")
+        assert refused["message"].startswith("task 2 of the request: ")
         assert told in refused["message"]
+    for text, _, _ in wrong:
+        ask = make_ask(good, text, text)
+        for each in ask["tasks"][1:]:
+            each["path"] = "b.yaml"
+        _, refused = await post(api, ask)
+        message = refused["message"]
+        assert re.match(r"b\.yaml(:1:\d+| and 1 others|): ", message), message
+        assert message.count("b.yaml") == 1
     assert await list_names(api) == []
     texts = [good, *(text for text, _, _ in wrong), good, wrong[2][0]]
     status, made = await post(api, make_ask(*texts, each=True))

@@ -20,12 +20,12 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[wire.BatchReq
 
     def submit(project: str, ask: wire.BatchRequest) -> wire.SubmittedBatch:
         names = [str(each.text).partition("name: ")[2].partition(",")[0] for each in ask.tasks]
-        for number, name in enumerate(names, 1):
+        for number, name in enumerate(names):
             if name == "wrong":
-                text = f"task {number} of the batch and 1 others: project default has no secret S"
+                text = f"{ask.tasks[number].path}: project default has no secret S"
                 raise ApiError("secret-missing", text, "set it", 422)
             if name == "costly" and not ask.tasks[0].consent:
-                text = f"task {number} of the batch: costly costs $3/h"
+                text = "costly costs $3/h"
                 raise ApiError("consent-needed", text, "", 402)
         found.append(ask)
         jobs = [
@@ -69,10 +69,10 @@ def test_a_refusal_names_the_file(asked: list[wire.BatchRequest]) -> None:
     done = run("a.yaml", "wrong.yaml")
     assert done.exit_code != 0
     assert isinstance(done.exception, ApiError)
-    assert done.exception.message == "wrong.yaml and 1 others: project default has no secret S"
+    assert done.exception.message == "wrong.yaml: project default has no secret S"
     done = run("a.yaml", "costly.yaml")
     assert done.exit_code == 2
-    assert "costly.yaml: costly costs $3/h" in done.stderr
+    assert "costly costs $3/h" in done.stderr
     assert asked == []
     assert run("a.yaml", "costly.yaml", "--yes").exit_code == 0
     assert [each.consent for each in asked[0].tasks] == [True, True]

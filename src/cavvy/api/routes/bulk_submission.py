@@ -41,9 +41,11 @@ from cavvy.domain.jobs import JobRecord, RunOrigin
 from cavvy.domain.policies import BoundPolicy
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct, field, replace
+from cavvy.spec.problems import SpecError
 from cavvy.store.base import RowNotFound, StaleVersion
 
 MOST_TASKS = 10_000  # tasks of one request
+UNNAMED = wire.SubmitRequest().path  # of a task that has no file
 _AT_ONCE = 50  # tasks that are read before other requests have their turn, in about 0.03 s
 _TRIES = 3  # to store a batch, of which another request stores a part meanwhile
 
@@ -62,6 +64,7 @@ class _Bulk(Struct, kw_only=True):
     """A batch while it is checked: the tasks that may still be stored, the jobs that are, and the
     numbers of the tasks that were refused for each reason."""
 
+    asks: Sequence[wire.SubmitRequest]
     each: bool
     read: dict[int, ReadTask] = field(default_factory=dict)
     made: dict[int, wire.Submitted] = field(default_factory=dict)
@@ -74,13 +77,20 @@ class _Bulk(Struct, kw_only=True):
         if problem is None or isinstance(problem, RetryLater):
             raise error
         if not self.each:
-            others = f" and {len(numbers) - 1:,} others" if len(numbers) > 1 else ""
-            where = f"task {numbers[0] + 1:,} of the batch{others}: "
-            raise ApiProblem(problem.code, where + problem.message, problem.hint) from error
+            message = f"{self._name(numbers)}: {problem.message}"
+            if isinstance(error, SpecError) and self.asks[numbers[0]].path != UNNAMED:
+                message = problem.message  # it begins with the name of the file
+            raise ApiProblem(problem.code, message, problem.hint) from error
         reason = (problem.code, problem.message, problem.hint)
         self.refused.setdefault(reason, []).extend(numbers)
         for number in numbers:
             self.read.pop(number, None)
+
+    def _name(self, numbers: Sequence[int]) -> str:
+        """Name the first of these tasks by its file, or else by its place."""
+        path = self.asks[numbers[0]].path
+        place = f"task {numbers[0] + 1:,} of the request" if path == UNNAMED else path
+        return f"{place} and {len(numbers) - 1:,} others" if len(numbers) > 1 else place
 
 
 async def submit_batch(
@@ -95,7 +105,7 @@ async def submit_batch(
     with those that are about to be stored. Raises ApiProblem, StoreError.
     """
     _check_keys(ask)
-    batch = _Bulk(each=ask.each)
+    batch = _Bulk(asks=ask.tasks, each=ask.each)
     await _read_all(app_state, project, ask, batch)
     for left in reversed(range(_TRIES)):
         await _find_earlier(app_state, project, batch)

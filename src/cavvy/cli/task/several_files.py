@@ -1,7 +1,6 @@
 """Submits several task files with one request: all of them or none."""
 
 import getpass
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from cavvy.cli.reach.session import named, session, task_project
 from cavvy.cli.task.load import read_tasks
 from cavvy.cli.task.submission import ask_consent, make_origin
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.client import ApiClient, ApiError
+from cavvy.client import ApiClient
 from cavvy.client.paths import make_keys
 from cavvy.client.wire import BatchRequest, SubmitRequest, Submitted
 
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from cavvy.task_files import LoadedTask, ReadOptions
 
 _NAMED = 20  # jobs whose names are printed
-_PLACE = re.compile(r"task ([\d,]+) of the batch((?: and [\d,]+ others)?): ")
 
 
 def run_files(
@@ -95,27 +93,12 @@ def _submit(
             )
             for file, each, origin in zip(files, tasks, origins, strict=True)
         ]
-        try:
-            with held_interrupt() as interrupted:
-                jobs = client.submit_batch(project, BatchRequest(tasks=asks, keys=keys)).jobs
-        except ApiError as error:
-            raise _name_file(error, files) from error
+        with held_interrupt() as interrupted:
+            jobs = client.submit_batch(project, BatchRequest(tasks=asks, keys=keys)).jobs
         leave_if(interrupted(), project, [job.name for job in jobs])
         return jobs
 
     return ask_consent(yes or (budgeted and not sys.stdin.isatty()), ask_server)
-
-
-def _name_file(error: ApiError, files: Sequence[str]) -> ApiError:
-    """Return the error with the name of the file in place of the number of the task."""
-    found = _PLACE.match(error.message)
-    if found is None:
-        return error
-    file = files[int(found[1].replace(",", "")) - 1]
-    message = error.message[found.end() :]
-    if not message.startswith(f"{file}:"):
-        message = f"{file}{found[2]}: {message}"
-    return ApiError(error.code, message, error.hint, error.status)
 
 
 def _report(
