@@ -75,9 +75,13 @@ class VirtualClock:
 
     def __init__(self, start: datetime) -> None:
         self._start = start
+        self._at, self._now = 0.0, start  # the time of the event loop when it was asked last
 
     def now(self) -> datetime:
-        return self._start + timedelta(seconds=asyncio.get_running_loop().time())
+        at = asyncio.get_running_loop().time()
+        if at != self._at:
+            self._at, self._now = at, self._start + timedelta(seconds=at)
+        return self._now
 
     async def sleep_until(self, when: datetime) -> None:
         # sleep may end one rounding error early

@@ -24,6 +24,8 @@ from cavvy.store.base import (
 )
 from cavvy.store.prepared import PreparedStatements, Row, SqlCursor
 
+# The store has about 200 statements in use at a time. One that is not kept is compiled again.
+_CACHED_STATEMENTS = 512
 _BUSY_S = 10  # seconds that a statement waits for a lock of another process
 
 # Without these limits of libpq, a connection whose packets get lost is noticed after 15 minutes.
@@ -74,7 +76,12 @@ class DatabaseDriver(Struct, frozen=True, kw_only=True):
         """Open a connection of sqlite3 or psycopg, in autocommit mode."""
         if not self.is_sqlite:
             return _connect_postgres(self.url)
-        raw = sqlite3.connect(str(self.path), isolation_level=None, check_same_thread=False)
+        raw = sqlite3.connect(
+            str(self.path),
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=_CACHED_STATEMENTS,
+        )
         raw.execute(f"PRAGMA busy_timeout={_BUSY_S * 1000 if waits else 0}")
         raw.execute("PRAGMA foreign_keys=ON")
         # With synchronous=NORMAL, a system crash can damage a database that uses a rollback

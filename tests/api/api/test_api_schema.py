@@ -4,9 +4,12 @@ of ours.
 
 import asyncio
 import contextlib
+import shutil
+import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ import uvicorn
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
 from tests.api.api_state import KINDS, TOKEN, Api, database, open_api
+
+from cavvy.store.snapshot import choose
 
 CLAIMED = {"rank": 0, "nonce": "n", "address": "a"}
 
@@ -96,7 +101,19 @@ class Servers:
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def few_offers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A catalog with a twentieth of its places: a request without a filter reads all offers."""
+    few = tmp_path_factory.mktemp("catalog") / "few.db"
+    shutil.copyfile(choose.SHIPPED, few)
+    with closing(sqlite3.connect(few)) as connection, connection:
+        connection.execute("DELETE FROM offer WHERE place % 20 <> 0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "SHIPPED", few)
+        yield
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory, few_offers: None) -> Iterator[Servers]:
     made = Servers(tmp_path_factory)
     yield made
     made.stop()
