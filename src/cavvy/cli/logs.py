@@ -6,6 +6,7 @@ import sys
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from operator import itemgetter
@@ -101,10 +102,8 @@ def command(
         raise click.UsageError("--since and --tail cannot be used together")
     if setup and (following or since or tail is not None):
         raise click.UsageError("--setup cannot be used with --follow, --tail or --since")
-    if replica is not None:
-        if name is None:
-            raise click.UsageError("--replica needs the name of a service")
-        name = f"{name}.{replica}"
+    if replica is not None and name is None:
+        raise click.UsageError("--replica needs the name of a service")
     plain = (
         tail is None and attempt is None and rank == 0 and since is None and not (timestamps or raw)
     )
@@ -128,6 +127,8 @@ def command(
 
     with session(patience_s=FOLLOW_PATIENCE_S if following else PATIENCE_S) as client:
         name = name or find_newest(client, project, "logs")
+        if replica is not None:
+            name = _find_replica(client, project, name, replica)
         try:
             if following and plain:
                 follow(client, project, name)
@@ -139,6 +140,18 @@ def command(
         output = JobOutput(raw=raw)
         for data in read(client, job):
             output.write(data)
+
+
+def _find_replica(client: "ApiClient", project: str, service: str, number: int) -> str:
+    """Return the ID of the job of a replica. A replica that is no longer listed has a name only."""
+    from cavvy.client import ApiError
+    from cavvy.client.service_wire import find_service
+
+    with suppress(ApiError):
+        for each in find_service(client, project, service).replicas:
+            if each.number == number and each.job:
+                return each.job
+    return f"{service}.{number}"
 
 
 def _show_several(
@@ -322,6 +335,7 @@ class _Histories:
     ) -> None:
         self._client, self._project = client, project
         self._read: dict[str, int] = {}  # the ID of the last event of each job that was read
+        self._names: dict[str, str] = {}  # of the jobs of replicas
         self.look(found)
 
     def look(self, found: "ArrayDetail | ServedView") -> None:
@@ -331,8 +345,16 @@ class _Histories:
         self._jobs = (
             {each.id: each.name for each in found.jobs}
             if isinstance(found, ArrayDetail)
-            else {each.job: f"{found.name}.{each.number}" for each in found.replicas if each.job}
+            else self._name([each.job for each in found.replicas if each.job])
         )
+
+    def _name(self, ids: list[str]) -> dict[str, str]:
+        from cavvy.cli.reach.names import name_jobs
+
+        known = {each: self._names[each] for each in ids if each in self._names}
+        new = (each for each in ids if each not in known)
+        self._names |= name_jobs(self._client, self._project, new)
+        return {each: self._names[each] for each in ids if each in self._names}
 
     def read(self) -> "list[tuple[str, EventView]]":
         """Return the events that were not read yet, in the order of their times."""

@@ -269,3 +269,18 @@ def test_another_error_of_the_server_is_not_hidden(
 
     monkeypatch.setattr(named, "job", refuse)
     assert "you may not see jobs" in run("status", "web").stderr
+
+
+def test_replicas_have_the_names_of_their_jobs(named: Named) -> None:
+    """A service of a former one's name has replicas whose jobs are called otherwise."""
+    named.all_jobs["web.1"] = make_job("web.1", "done", id="old")
+    named.all_jobs["web.1-2"] = make_job("web.1-2", "running", id="id-of-web.1")
+    named.services = [make_service("ready", "ready")]
+    assert run("exec", "web", "--", "ls").stderr == "web.1-2: one of 2 replicas of web\n"
+    assert named.asked[-1][1] == "web.1-2"
+    assert "its jobs are web.1-2, web.2" in run("diff", "web", "web.2").stderr
+    named.story = [make_event(1, "queued", "submitted")]
+    rows = json.loads(run("events", "web", "-o", "json").stdout)
+    assert {each["replica"] for each in rows} == {"web.1-2", "web.2"}
+    run("logs", "web", "--replica", "1")
+    assert named.looked[-1] == "id-of-web.1"

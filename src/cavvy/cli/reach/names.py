@@ -2,7 +2,7 @@
 a service. Every command that takes the name of a job finds the others here.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -107,7 +107,8 @@ def find_job(client: "ApiClient", project: str, name: str) -> "JobDetail":
     if isinstance(found, ArrayDetail):
         what, jobs = "a group" if found.group else "an array", [each.name for each in found.jobs]
     elif isinstance(found, ServedView):
-        what, jobs = "a service", [f"{found.name}.{each.number}" for each in found.replicas]
+        ids = [each.job for each in found.replicas if each.job]
+        what, jobs = "a service", list(name_jobs(client, project, ids).values())
     else:
         return found
     more = f" and {len(jobs) - _SHOWN} more" if len(jobs) > _SHOWN else ""
@@ -127,10 +128,22 @@ def find_running(
 
     found = find_named(client, project, name, error)
     if isinstance(found, ServedView):
-        return _choose_replica(found)
+        return _choose_replica(client, found)
     if isinstance(found, ArrayDetail):
         return _choose_member(found)
     return found.id
+
+
+def name_jobs(client: "ApiClient", project: str, ids: "Iterable[str]") -> dict[str, str]:
+    """Return the names of the jobs with these IDs, as far as they exist. A replica's job need not
+    be called SERVICE.NUMBER: a former service of this name may have had such a job."""
+    from cavvy.client import ApiError
+
+    found = {}
+    for job_id in ids:
+        with suppress(ApiError):
+            found[job_id] = client.job(project, job_id).name
+    return found
 
 
 def with_running(
@@ -146,7 +159,7 @@ def with_running(
         return request(find_running(client, project, name, error))
 
 
-def _choose_replica(found: "ServedView") -> str:
+def _choose_replica(client: "ApiClient", found: "ServedView") -> str:
     there = named(found.project, found.name)
     alive = [each for each in found.replicas if each.job and each.ended_at is None]
     alive.sort(key=lambda each: (each.state != "ready", each.number))
@@ -154,7 +167,7 @@ def _choose_replica(found: "ServedView") -> str:
         hint = f"`cavvy call {there}` sends a request, which starts one; `cavvy status {there}`"
         raise CommandFailure(f"service {found.name} has no replica now: {found.why}", hint)
     if len(alive) > 1:
-        chosen = f"{found.name}.{alive[0].number}"
+        chosen = name_jobs(client, found.project, [alive[0].job]).get(alive[0].job, alive[0].job)
         click.echo(f"{chosen}: one of {len(alive)} replicas of {found.name}", err=True)
     return alive[0].job
 
