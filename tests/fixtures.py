@@ -82,7 +82,7 @@ def keys_read_once() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def warm() -> Iterator[None]:
     """Scripts that are measured have PyTorch imported."""
-    from tests.train.warm_probe import warm_probes
+    from tests.tuning.warm_probe import warm_probes
 
     with warm_probes():
         yield

@@ -63,3 +63,11 @@ def test_the_command_that_makes_sure_gives_the_same_memory() -> None:
     assert need is not None
     row = next(line for line in table.splitlines() if line.startswith("A100"))
     assert f" {need.sharded / 1024:.1f} " in row
+
+
+@pytest.mark.parametrize("word", ["inf", "nan"])
+def test_a_number_of_samples_is_a_number(word: str) -> None:
+    found = CliRunner().invoke(cli, ["estimate", "--model", "gpt2", "--samples", word])
+    assert found.exit_code == 2
+    said = f"{found.output} {found.exception}"
+    assert f"--samples: expected a number, not '{word}'" in said

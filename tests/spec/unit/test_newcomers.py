@@ -27,8 +27,6 @@ def refuse(*words: str) -> str:
     [
         ("call web --timeout nan", "--timeout: expected a number, not 'nan'"),
         ("call web --timeout 0", "--timeout: expected a number above 0, not 0"),
-        ("estimate --model gpt2 --samples inf", "--samples: expected a number, not 'inf'"),
-        ("estimate --model gpt2 --samples nan", "--samples: expected a number, not 'nan'"),
         ("join --valid-h nan", "--valid-h: expected a number, not 'nan'"),
         ("quota --to x", "--to: expected a number, not 'x'"),
         ("ps --limit many", "--limit: expected a whole number, not 'many'"),

@@ -5,7 +5,6 @@ commands.
 import difflib
 import io
 import shlex
-import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ import click
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from tests.pages import ROOT, read_blocks
 from torch import nn
 
@@ -152,14 +150,3 @@ def test_a_guides_commands_are_understood(
         assert found is not None, f"there is no {words}"
         command = found
     command.make_context(rest[0], rest[1:])  # which raises where an option is not known
-
-
-def test_where_a_package_is_missing_the_command_says_for_which_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "train.py").touch()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else name)
-    said = CliRunner().invoke(cli, ["tune", str(tmp_path / "train.py")])
-    assert said.exit_code == 1
-    assert "torch is not installed" in said.stderr
-    assert f"{sys.executable} -m pip install 'grain" in said.stderr

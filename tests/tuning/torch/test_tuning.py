@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from tests.train.warm_probe import real_torchrun
+from tests.tuning.warm_probe import real_torchrun
 from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.capabilities.tuning.diagnose import Diagnoser

@@ -11,7 +11,7 @@ from weakref import ref
 import pytest
 import torch
 from click.testing import CliRunner
-from tests.train.warm_probe import real_torchrun
+from tests.tuning.warm_probe import real_torchrun
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 

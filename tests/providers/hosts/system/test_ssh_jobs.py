@@ -79,6 +79,7 @@ def host_of(user: User, name: str) -> str:
 
 
 def test_a_session_is_resumed_on_another_provider_with_its_home(lab: Lab, user: User) -> None:
+    pytest.importorskip("cavvy.capabilities.dev.command")
     hosts = user.config.read_text()
     user.settings("[providers.ssh]\nenabled = false\n")
     with terminal(user, "dev", "--home") as first:
