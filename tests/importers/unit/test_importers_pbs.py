@@ -186,3 +186,13 @@ def test_output_that_cannot_be_written_is_in_the_log(tmp_path: Path) -> None:
 def test_the_walltime_ends_a_script(tmp_path: Path) -> None:
     code, said = run_script(tmp_path, "#PBS -l walltime=1", "sleep 60; echo late\n")
     assert (code, "walltime" in said, "late" in said) == (143, True, False)
+
+
+def test_a_script_may_begin_with_a_comment() -> None:
+    """qsub needs no line #!."""
+    text = "# 1 node\n#PBS -l select=1:ncpus=12:mem=32gb\n#PBS -l wd\ntrue\n"
+    found = parse_file(text, file="job")
+    assert found.kind == "PBS"
+    (task,) = found.tasks
+    assert (task.resources.cpus_min, task.resources.memory_min_mib) == (12, 32768)
+    assert found.kept == ()

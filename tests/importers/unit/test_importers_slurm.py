@@ -17,7 +17,7 @@ from cavvy.capabilities.importers.slurm import node_tools
 from cavvy.capabilities.importers.slurm.directives import read_minutes
 from cavvy.domain.tasks import AcceleratorNeed, IndexRange, TaskSpec
 from cavvy.spec import SpecError
-from cavvy.task_files import parse_file, parse_task
+from cavvy.task_files import ReadOptions, parse_file, parse_task
 
 HEAD = "#!/bin/bash\n"
 
@@ -135,6 +135,7 @@ def test_what_names_the_cluster_is_left_out_or_refused() -> None:
     assert [(each.line, each.key) for each in found.kept] == [
         (2, "--account"),
         (2, "--partition"),
+        (3, "--cpu-bind"),
         (5, "#SBATCH"),
     ]
     assert found.task is not None
@@ -422,3 +423,42 @@ def test_a_script_that_does_not_name_sbatch_may_not_submit(tmp_path: Path) -> No
     (note,) = parse_file(f"{HEAD}#SBATCH -n 1\nsbatch a.sh\n", file="job.sbatch").notes
     assert "the script calls sbatch" in note
     assert parse_file(f"{HEAD}#SBATCH -n 1\n# sbatch a.sh\n", file="job.sbatch").notes == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "kept"),
+    [
+        (["--gres=gpu:1,lscratch:100"], [("--gres", False)]),
+        (["--gres=shard:1"], [("--gres", True)]),
+        (["--gres=gpu:tesla:2"], [("--gres", True)]),
+        (["--gpus=h100_3g.40gb:1"], [("--gpus", True)]),
+        (["--mem=0"], [("--mem", False)]),
+        (["--hint=nomultithread", "--distribution=block"], [("--hint", 0), ("--distribution", 0)]),
+        (["--tres-per-task=cpu:2"], [("--tres-per-task", True)]),
+        (["--container-mounts=/a:/b"], [("--container-mounts", True)]),
+        (["--gres=none"], []),
+    ],
+)
+def test_no_option_is_left_out_without_a_word(
+    lines: list[str], kept: list[tuple[str, bool]]
+) -> None:
+    text = HEAD + "".join(f"#SBATCH {line}\n" for line in lines) + "true\n"
+    found = parse_file(text, file="job.sbatch")
+    assert [(each.key, each.refused) for each in found.kept] == kept
+
+
+def test_an_option_replaces_what_is_refused() -> None:
+    text = f"{HEAD}#SBATCH --gres=gpu:tesla:2\n#SBATCH --dependency=afterok:5\ntrue\n"
+    overrides = json.dumps({"resources": {"gpu": "A100:2"}, "after": [{"earlier": "success"}]})
+    task = parse_task(text, file="job.sbatch", options=ReadOptions(overrides=overrides))
+    assert [(each.name, each.count_min) for each in task.resources.accelerators] == [("A100", 2)]
+    with pytest.raises(SpecError, match=r"tesla.*--gpu NAME:COUNT replaces it"):
+        parse_task(text, file="job.sbatch")
+
+
+def test_beginnings_and_other_names_of_options() -> None:
+    text = f"{HEAD}#SBATCH --tasks-per-node=3\n#SBATCH --job=short\n#SBATCH --nodes=2\ntrue\n"
+    task = parse_task(text, file="job.sbatch")
+    assert (task.name, task.nodes, task.resources.cpus_min) == ("short", 2, 3)
+    with pytest.raises(SpecError, match="sbatch has no option --cpus"):  # of a task, or of a GPU
+        parse_task(f"{HEAD}#SBATCH --cpus=2\ntrue\n", file="job.sbatch")

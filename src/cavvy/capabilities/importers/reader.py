@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 # command line overrides the Cavvy key, these keys are replaced, too.
 _OVERRIDDEN = {
     "image": ("resources.image_id", "image", "registry_auth"),
-    "resources.gpu": ("resources.accelerators", "resources.gpu"),
+    "resources.gpu": (
+        *("resources.accelerators", "resources.gpu"),
+        *("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--constraint"),
+    ),
+    "after": ("--dependency",),
     "resources.regions": ("resources.infra", "resources.zone", "availability_zones"),
     "run": ("run", "commands"),
     "workdir": ("workdir", "repos"),
@@ -180,8 +184,10 @@ def _translate_script(system: Dialect, source: TaskSource) -> Translation:
     except SpecError as error:
         raise SpecError(error.problems, guess) from None
     (task,) = found.tasks
+    gone = _list_replaced(source.options.overrides)
+    kept = tuple(each for each in found.kept if not (each.refused and each.key in gone))
     task = replace(task, name=task.name or slug(Path(notes.file).stem) or "task")
-    return replace(found, tasks=(task,), guess=guess, takes_folder=True)
+    return replace(found, tasks=(task,), kept=kept, guess=guess, takes_folder=True)
 
 
 def _substitute_compose(source: TaskSource) -> Substitute:

@@ -42,7 +42,8 @@ def is_script(path: Path, text: str) -> bool:
     Cavvy as its interpreter.
     """
     first = text.partition("\n")[0]
-    if _DIRECTIVES.search(text) and first.startswith("#!"):
+    found = _DIRECTIVES.search(text)
+    if found and (first.startswith("#!") or (found[1] == "PBS" and text.startswith("#"))):
         return False
     known = path.suffix in (*_INTERPRETERS, SUFFIX) or path.name in (*_MAKEFILES, PROJECT)
     return known or (first.startswith("#!") and "cavvy" not in first and not _looks_like_yaml(path))

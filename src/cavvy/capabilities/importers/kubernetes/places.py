@@ -7,51 +7,80 @@ from cavvy.spec.problems import SourceMark
 from cavvy.spec.translation import KeptKey
 from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 
+_MOST_SEARCHED = 100  # keys whose paths do not begin at the root, for which every table is searched
+
 
 def place_keys(kept: Sequence[KeptKey], documents: Sequence[Node]) -> tuple[KeptKey, ...]:
     """Return the keys with their own lines, where they have those of their objects."""
-    objects = {(each.mark.line, each.mark.column): each for each in _list_maps(documents)}
+    finders = {
+        (each.mark.line, each.mark.column): _KeyFinder(each) for each in _list_maps(documents)
+    }
     placed = []
     for each in kept:
-        root = objects.get((each.line, each.column))
-        mark = None if root is None else find_key(root, each.key)
+        finder = finders.get((each.line, each.column))
+        mark = None if finder is None else finder.find(each.key)
         placed.append(each if mark is None else replace(each, line=mark.line, column=mark.column))
     return tuple(sorted(placed, key=lambda each: (each.line, each.column, each.key)))
 
 
-def find_key(root: Node, path: str) -> SourceMark | None:
-    """Return the position of the deepest key of a path that exists, or None if none does. The path
-    may begin below the root. An item of a list counts as named by its `name`.
-    """
-    words = path.split(".")
-    starts = (root, *_list_inner(root))
-    found = max((_follow(each, words) for each in starts), key=lambda each: each[0], default=None)
-    return None if found is None or not found[0] else found[1]
+class _KeyFinder:
+    """Finds keys in an object."""
 
+    def __init__(self, root: MapNode) -> None:
+        self._root = root
+        self._inner: Sequence[Node] | None = None
+        self._left = _MOST_SEARCHED
+        # the keys of each table, and the items of each list that have a name
+        self._tables: dict[int, dict[str, tuple[SourceMark, Node]]] = {}
 
-def _follow(node: Node, words: Sequence[str]) -> tuple[int, SourceMark | None]:
-    """Return how many words of a path lead to keys, and the position of the last one."""
-    best: tuple[int, SourceMark | None] = (0, None)
-    if isinstance(node, ListNode):
-        for item in node.items:
-            best = max(best, _follow(item, words), key=lambda each: each[0])
-            if words and isinstance(item, MapNode) and _name_of(item) == words[0]:
-                deeper, mark = _follow(item, words[1:])
-                best = max(best, (deeper + 1, mark or item.mark), key=lambda each: each[0])
-        return best
-    if not isinstance(node, MapNode):
-        return best
-    for key, value in node.entries:
+    def find(self, path: str) -> SourceMark | None:
+        """Return the position of the deepest key of a path that exists, or None if none does. The
+        path may begin below the root. An item of a list counts as named by its `name`.
+        """
+        words = path.split(".")
+        count, mark = self._follow(self._root, words)
+        if count < len(words) and self._left:
+            self._left -= 1
+            if self._inner is None:
+                self._inner = list(_list_inner(self._root))
+            for each in self._inner:
+                further, there = self._follow(each, words)
+                if further > count:
+                    count, mark = further, there
+        return mark
+
+    def _follow(self, node: Node, words: Sequence[str]) -> tuple[int, SourceMark | None]:
+        """Return how many words of a path lead to keys, and the position of the last one."""
+        best: tuple[int, SourceMark | None] = (0, None)
+        table = self._index(node) if words else {}
         for count in range(1, len(words) + 1):  # a key may have dots itself
-            if key.text == ".".join(words[:count]):
-                deeper, mark = _follow(value, words[count:])
-                best = max(best, (count + deeper, mark or key.mark), key=lambda each: each[0])
-    return best
+            if (found := table.get(".".join(words[:count]))) is not None:
+                mark, value = found
+                deeper, below = self._follow(value, words[count:])
+                if count + deeper > best[0]:
+                    best = (count + deeper, below or mark)
+        if isinstance(node, ListNode) and not best[0]:
+            for item in node.items:
+                further, mark_below = self._follow(item, words)
+                if further > best[0]:
+                    best = (further, mark_below)
+                if best[0] == len(words):
+                    break
+        return best
 
-
-def _name_of(node: MapNode) -> str:
-    name = node.get("name")
-    return name.text if isinstance(name, ScalarNode) else ""
+    def _index(self, node: Node) -> dict[str, tuple[SourceMark, Node]]:
+        found = self._tables.get(id(node))
+        if found is None:
+            found = {}
+            if isinstance(node, MapNode):
+                found = {key.text: (key.mark, value) for key, value in node.entries}
+            elif isinstance(node, ListNode):
+                for item in node.items:
+                    name = item.get("name") if isinstance(item, MapNode) else None
+                    if isinstance(name, ScalarNode):
+                        found.setdefault(name.text, (item.mark, item))
+            self._tables[id(node)] = found
+        return found
 
 
 def _list_maps(documents: Sequence[Node]) -> Iterator[MapNode]:
@@ -64,13 +93,11 @@ def _list_maps(documents: Sequence[Node]) -> Iterator[MapNode]:
 
 
 def _list_inner(node: Node) -> Iterator[Node]:
-    values = (
-        [value for _, value in node.entries]
-        if isinstance(node, MapNode)
-        else node.items
-        if isinstance(node, ListNode)
-        else ()
-    )
+    values: Sequence[Node] = ()
+    if isinstance(node, MapNode):
+        values = [value for _, value in node.entries]
+    elif isinstance(node, ListNode):
+        values = node.items
     for each in values:
         yield each
         yield from _list_inner(each)

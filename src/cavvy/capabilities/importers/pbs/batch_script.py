@@ -182,6 +182,8 @@ class _PbsScriptReader:
         """Keep the resources of -l, such as walltime=1:00:00,mem=4gb or nodes=2:ppn=4."""
         for part in option.value.split(","):
             name, given, value = part.partition("=")
+            if name.strip() == "wd" and not given:
+                continue  # at NCI: the script starts in the folder from which it was submitted
             if not given or not value:
                 expected = "NAME=VALUE, such as select=2:ncpus=8 or walltime=1:00:00"
                 self._notes.add(option.mark, f"-l {part} has no value", expected=expected)

@@ -70,12 +70,22 @@ _NOTED = {
     "cores-per-socket": "tasks are not bound to cores",
     "threads-per-core": "tasks are not bound to cores",
 }
-_UNHEEDED = split_words(
-    "cpu-bind mem-bind gpu-bind hint distribution extra-node-info core-spec thread-spec cpu-freq "
-    "gpu-freq power quiet verbose no-kill overcommit oversubscribe spread-job use-min-nodes "
-    "contiguous propagate get-user-env parsable ignore-pbs profile acctg-freq nice "
-    "wait-all-nodes wckey mcs-label delay-boot deadline-comment network"
-)
+_BOUND = "tasks are not bound to cores, memory or GPUs"
+_CHOICE = "it says how Slurm chooses or uses nodes, which have no other jobs here"
+_NOTED |= {
+    **dict.fromkeys(split_words("cpu-bind mem-bind gpu-bind hint distribution"), _BOUND),
+    **dict.fromkeys(split_words("extra-node-info core-spec thread-spec"), _BOUND),
+    **dict.fromkeys(split_words("cpu-freq gpu-freq power"), "the node determines its frequencies"),
+    **dict.fromkeys(split_words("overcommit oversubscribe spread-job use-min-nodes"), _CHOICE),
+    **dict.fromkeys(split_words("contiguous no-kill wait-all-nodes delay-boot network"), _CHOICE),
+    **dict.fromkeys(split_words("profile acctg-freq"), "`cavvy top` and `cavvy profile` measure"),
+    **dict.fromkeys(split_words("wckey mcs-label"), _CLUSTER),
+    "nice": f"{_CLUSTER}; --priority says what goes first",
+    "propagate": "the node determines limits",
+}
+# options that say how sbatch itself speaks
+_UNHEEDED = split_words("quiet verbose get-user-env parsable ignore-pbs deadline-comment")
+_CONTAINER = "write `image` and `volumes` in a Cavvy file"
 _REFUSED = {
     "begin": "`schedule: {at: TIME}` in a Cavvy file starts a job later",
     "dependency": "it names jobs of a Slurm cluster; delete the line, and add --after NAME",
@@ -89,7 +99,16 @@ _REFUSED = {
     "burst-buffer": _CLUSTER,
     "bb": _CLUSTER,
     "bbf": _CLUSTER,
+    "tres-per-task": "write --cpus-per-task and --gpus-per-task",
+    "container": _CONTAINER,
+    "container-mounts": _CONTAINER,
+    "container-workdir": "write `cd FOLDER` in the script",
+    "environment": _CONTAINER,
 }
+# other names of options
+_ALIASES = {"tasks-per-node": "ntasks-per-node"}
+# generic resources that are a part of a GPU, and of others what to write instead
+_SHARES = ("shard", "mps")
 _CARRIED = split_words(
     "job-name nodes ntasks ntasks-per-node ntasks-per-gpu cpus-per-task cpus-per-gpu mem "
     "mem-per-cpu mem-per-gpu mincpus gres gpus gpus-per-node gpus-per-task time time-min array "
@@ -187,7 +206,7 @@ def _sort(
     kept: TranslationNotes,
 ) -> None:
     """Keep an option that is translated, and say what becomes of any other."""
-    name = option.name
+    name = _complete(option.name)
     found[name] = option
     if name in _CARRIED or name == "constraint":
         return
@@ -199,6 +218,15 @@ def _sort(
         near = difflib.get_close_matches(name, sorted(_EVERY), 1)
         hint = f"did you mean --{near[0]}?" if near else "https://slurm.schedmd.com/sbatch.html"
         notes.add(option.mark, f"sbatch has no option --{shown(name)[1:-1]}", suggestion=hint)
+
+
+def _complete(name: str) -> str:
+    """Return the option that a name means: its beginning is enough, if no other has it."""
+    if name in _EVERY:
+        return name
+    fits = [each for each in (*_EVERY, *_ALIASES) if each.startswith(name)] if name else []
+    meant = {_ALIASES.get(each, each) for each in fits}
+    return meant.pop() if len(meant) == 1 else name
 
 
 class _ScriptReader:
@@ -366,6 +394,7 @@ class _ScriptReader:
             return found[1]
 
         gres = self._value("gres", _read_gres, "gpu:NUMBER or gpu:TYPE:NUMBER")
+        self._sort_gres()
         take("gres", gres, lambda count: count)
         on_node = self._value("gpus-per-node", read_gpus, expected)
         take("gpus-per-node", on_node, lambda count: count)
@@ -389,6 +418,17 @@ class _ScriptReader:
             self._note_constraint()
         return kind, next(iter(counts.values()), 0), each
 
+    def _sort_gres(self) -> None:
+        """Say what becomes of generic resources other than GPUs."""
+        for part in self._text("gres").split(","):
+            name = part.strip().partition(":")[0].removeprefix("gres/")
+            if name in _SHARES:
+                reason = f"{name} is a part of a GPU; write gpu:1 for a whole one"
+                self._kept.refuse(self._found["gres"].mark, "--gres", reason)
+            elif name not in ("", "gpu", "none"):
+                reason = f"{name} is a resource of a cluster; --disk asks for space"
+                self._kept.note(self._found["gres"].mark, "--gres", reason)
+
     def _note_constraint(self) -> None:
         mark = self._found["constraint"].mark
         self._kept.note(mark, "--constraint", _NOTED["constraint"])
@@ -407,17 +447,25 @@ class _ScriptReader:
         return ""
 
     def _find_needs(self, kind: str, gpus: int) -> tuple[AcceleratorNeed, ...]:
+        from cavvy.catalog.accelerators import find_accelerator
+
         if not kind or kind.lower() == "gpu":
             return (AcceleratorNeed(count_min=gpus),)
         found = find_needs(kind.replace("_", "-"), str(gpus))
-        if found.problem:
+        problem = found.problem
+        if not problem and not all(find_accelerator(each.name or "") for each in found.needs):
+            problem = f"{kind} is no GPU of the catalog"
+        if re.search(r"\dg\.\d+gb", kind.lower()):
+            problem = f"{kind} is a slice of a GPU"
+        if problem:
             name = next(
                 name
                 for name in ("gres", "gpus-per-node", "gpus", "gpus-per-task", "constraint")
                 if kind in self._text(name)
             )
-            reason = f"{found.problem}; --gpu NAME:COUNT replaces it"
+            reason = f"{problem}; --gpu NAME:COUNT replaces it"
             self._kept.refuse(self._found[name].mark, f"--{name}", reason)
+            return (AcceleratorNeed(count_min=gpus),)
         return found.needs
 
     def _read_cpus(self, most: int, each: int, gpus: int) -> int | None:
@@ -437,6 +485,9 @@ class _ScriptReader:
             self._object(last, f"--{first} and --{last} exclude each other", "keep one of them")
             return None
         sizes = {name: self._value(name, read_mib, expected) for name in stated}
+        if sizes.get("mem") == 0:
+            reason = "a node's whole memory; a rented node is the job's alone"
+            self._kept.note(self._found["mem"].mark, "--mem", reason)
         if "mem-per-gpu" in sizes and not gpus:
             self._object("mem-per-gpu", "--mem-per-gpu needs GPUs, and the script asks for none")
         factor = {"mem": 1, "mem-per-cpu": cpus, "mem-per-gpu": gpus}
