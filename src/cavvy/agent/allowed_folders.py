@@ -287,36 +287,46 @@ def walk_below(
     without: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[str, os.DirEntry[str], int]]:
     """For every file and folder below an open folder, yield the relative path, the directory entry,
-    and the descriptor of the folder that contains it. The folder's descriptor is closed when the
-    iteration continues. A folder is yielded before its entries. Links are not followed. A folder
+    and the descriptor of the folder that contains it, which is closed when the iteration
+    continues. A folder is yielded before its entries. Links are not followed. A folder
     that cannot be listed is omitted after a call of `on_error`, unless the call raises an error. As
     for `os.walk`, the error's filename is the folder's path. Folders with a name in `without` are
     omitted.
     """
     todo = [""]
-    while todo:
-        below = todo.pop()
-        try:
-            here = open_below(folder, below, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError as error:
-            error.filename = below
-            on_error(error)
-            continue
-        try:
-            with os.scandir(here) as entries:
-                found = list(entries)
-            for entry in found:
-                path = os.path.join(below, entry.name)
-                if entry.is_dir(follow_symlinks=False):
-                    if entry.name in without:
-                        continue
-                    todo.append(path)
-                yield path, entry, here
-        except OSError as error:
-            error.filename = below
-            on_error(error)
-        finally:
-            os.close(here)
+    # The folder that was listed before, and its path. From it, the next one is one step; from
+    # `folder`, each step of a tree that is deep would be as long as the tree is deep.
+    last, last_path = -1, ""
+    try:
+        while todo:
+            below = todo.pop()
+            parent, _, name = below.rpartition("/")
+            start, path = (last, name) if last >= 0 and parent == last_path else (folder, below)
+            try:
+                here = open_below(start, path, os.O_RDONLY | os.O_DIRECTORY)
+            except OSError as error:
+                error.filename = below
+                on_error(error)
+                continue
+            if last >= 0:
+                os.close(last)
+            last, last_path = here, below
+            try:
+                with os.scandir(here) as entries:
+                    found = list(entries)
+                for entry in found:
+                    path = os.path.join(below, entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        if entry.name in without:
+                            continue
+                        todo.append(path)
+                    yield path, entry, here
+            except OSError as error:
+                error.filename = below
+                on_error(error)
+    finally:
+        if last >= 0:
+            os.close(last)
 
 
 def check_regular(file: int, path: str) -> int:

@@ -60,6 +60,7 @@ _CHUNK = 1 << 20
 _MANIFEST_BYTES = 1 << 30
 # Errors that names in an archive can cause: a file that is also a folder, or a name that is too
 # long.
+_DEEPEST = 64  # parts of a name; the files of a server lie in a few folders
 _OF_NAMES = (EEXIST, ENOTDIR, EISDIR, ENAMETOOLONG)
 
 
@@ -289,6 +290,8 @@ def _place(target: Path, name: str) -> Path:
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise _damaged(f"it contains {name!r}")
+    if len(parts) > _DEEPEST:
+        raise _damaged(f"it contains a name of {len(parts)} parts, {name[:40]!r}...")
     path = target.joinpath(*parts)
     make_private(target, path.parent)
     return path

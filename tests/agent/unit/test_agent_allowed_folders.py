@@ -267,3 +267,29 @@ def test_nothing_is_written_through_a_link_of_a_container(root: Path, top: Path)
     call(root, "rmdir", path="/data/folder/c/b")
     assert os.listdir(top / "other") == ["file"]
     assert sorted(os.listdir(inside)) == ["c", "hard", "soft"]
+
+
+def test_a_deep_tree_is_walked_step_by_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each folder from its parent, not all the way from the top: a job can make 3,000 levels."""
+    depth = 300
+    (tmp_path / "/".join(["d"] * depth)).mkdir(parents=True)
+    (tmp_path / "d/d/last").write_text("x")
+    opened = []
+    real = os.open
+
+    def count(path: Any, *words: Any, **more: Any) -> int:
+        opened.append(path)
+        return real(path, *words, **more)
+
+    folder = real(tmp_path, os.O_RDONLY)
+    try:
+        monkeypatch.setattr(os, "open", count)
+        found = [path for path, _, _ in walk_below(folder)]
+    finally:
+        os.close(folder)
+    assert sorted(found) == sorted(
+        ["d/d/last", *("/".join(["d"] * n) for n in range(1, depth + 1))]
+    )
+    assert len(opened) < 3 * depth

@@ -92,10 +92,19 @@ def test_an_archive_without_a_database_is_damaged(
     assert told in refused.message
 
 
-@pytest.mark.parametrize("names", [("key", "key"), ("logs/a/b", "logs/a"), ("logs/" + "a" * 300,)])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("key", "key"),
+        ("logs/a/b", "logs/a"),
+        ("logs/" + "a" * 300,),
+        ("logs/" + "a/" * 1900 + "b",),
+    ],
+)
 def test_an_archive_with_impossible_names_is_damaged(names: Sequence[str], tmp_path: Path) -> None:
     database, tables = make_database(tmp_path)
     members = [("cavvy.db", database), *((name, b"x") for name in names)]
     refused = refusal(make_archive(members, tables), tmp_path)
     assert refused.code == "archive-damaged"
     assert "nothing was changed" in refused.hint
+    assert not [*tmp_path.rglob("a/a/a")], "Python cannot remove a tree of a thousand levels"
