@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 from tests.unit.cli_client import T0, FakeClient, client, make_event, make_job, make_machine
 
@@ -284,3 +285,15 @@ def test_replicas_have_the_names_of_their_jobs(named: Named) -> None:
     assert {each["replica"] for each in rows} == {"web.1-2", "web.2"}
     run("logs", "web", "--replica", "1")
     assert named.looked[-1] == "id-of-web.1"
+
+
+def test_names_of_services_are_completed_where_those_of_jobs_are(named: Named) -> None:
+    named.served = [make_service("ready")]
+    complete = ShellComplete(cli, {}, "cavvy", "_CAVVY_COMPLETE")
+    assert {each.value for each in complete.get_completions(["logs"], "we")} == {
+        "web",
+        "web.1",
+        "web.2",
+    }
+    assert {each.value for each in complete.get_completions(["cp"], "we")} >= {"web:"}
+    assert "web" not in {each.value for each in complete.get_completions(["logs"], "web.")}

@@ -52,12 +52,19 @@ within_option = click.option(
 
 
 def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return names of the project's newest jobs and arrays, or none if no server runs. The jobs of
-    arrays are listed once their dot was written."""
+    """Return names of the project's newest jobs and arrays and of its services, or none if no
+    server runs. The jobs of arrays are listed once their dot was written."""
     arrays = "." not in incomplete
 
-    def read(client: "ApiClient", project: str) -> "Sequence[JobListing]":
-        return client.jobs(project, limit=200, arrays=arrays).jobs
+    def read(client: "ApiClient", project: str) -> "Sequence[_Named]":
+        from cavvy.client import ApiError
+        from cavvy.client.service_wire import list_services
+
+        found: list[_Named] = [*client.jobs(project, limit=200, arrays=arrays).jobs]
+        if arrays:
+            with suppress(ApiError):  # the account may see only jobs
+                found += list_services(client, project)
+        return found
 
     return _complete(ctx, read, incomplete)
 
