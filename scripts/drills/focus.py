@@ -19,12 +19,12 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from cavvy.capabilities.serving.decide.request_costs import REQUEST_LINE
 from cavvy.cli.view.statement import write_csv, write_parquet
 from cavvy.domain.credentials import name_account
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.ledger import (
     KINDS,
+    REQUEST_LINE,
     STORAGE_LINE,
     EntryKind,
     EntrySource,

@@ -22,8 +22,6 @@ from cavvy.domain.accounts import (
 from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.node_pools import NodePool
-from cavvy.domain.services import ServiceSpec
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
@@ -71,12 +69,6 @@ class Team:
         return await self.token(("other", Role.ADMIN), (INSTALLATION, Role.BILLING))
 
 
-def make_service(project: str, now: datetime) -> StoredService:
-    name = f"service-of-{project}-mark"
-    task = TaskSpec(name=name, project=project, run="true", service=ServiceSpec(port=80))
-    return StoredService(project=project, name=name, id=f"s-{project}", created_at=now, task=task)
-
-
 def list_own_rows() -> Iterator[Callable[[Store, str, datetime], Awaitable[str]]]:
     """Yield the functions with which capabilities add rows to a project. Each returns a mark."""
     for path in sorted(Path(__file__).parents[1].glob("*/team_rows.py")):
@@ -84,7 +76,7 @@ def list_own_rows() -> Iterator[Callable[[Store, str, datetime], Awaitable[str]]
 
 
 async def make_team(api: Api) -> Team:
-    """Create the projects, with a running job, a charge, a machine, a service and a secret in
+    """Create the projects, with a running job, a charge, a machine and a secret in
     each."""
     transport = httpx.ASGITransport(app=api.app)  # type: ignore[arg-type]  # it is one
     http = httpx.AsyncClient(transport=transport, base_url="http://cavvy")
@@ -109,7 +101,6 @@ async def make_team(api: Api) -> Team:
         need = ResourceSpec(cpus_min=1)
         pool = NodePool(project=name, name=f"pool-of-{name}-mark", resources=need, max_nodes=1)
         await store.node_pools.put(pool)
-        await store.services.put(make_service(name, api.app_state.now()))
         budget = f"budget-of-{name}-mark"
         limit, now = Money(10**12), api.app_state.now()
         await store.budgets.put(SpendingBudget(name=budget, project=name, limit=limit, since=now))
@@ -123,7 +114,6 @@ async def make_team(api: Api) -> Team:
             f"pool-of-{name}-mark",
             f"SECRET_OF_{name.upper()}_MARK",
             budget,
-            f"service-of-{name}-mark",
             *own_marks,
             str(7_314_159 + number),
         }

@@ -15,6 +15,7 @@ from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, field, replace
 
 STORAGE_LINE = "storage"  # the `line` of entries for a volume
+REQUEST_LINE = "requests"  # of those for requests to an API
 VOLUME_SUBJECT = "volume:"  # prefix of the IDs of volumes
 OF_SUBJECT = -1  # the `rank` of entries that belong to a whole subject and not to one node
 

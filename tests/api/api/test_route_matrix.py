@@ -41,7 +41,6 @@ GRANTS = {
 }
 RUNNERS = {"member", "operator", "admin"}
 _JOB = "/v1/projects/{project}/jobs/{name}"
-_SERVICE = "/v1/projects/{project}/services/{name}"
 _MACHINE = "/v1/projects/{project}/machines/{name}"
 # sensitive routes -> the only roles that may use them, written by hand
 SENSITIVE: dict[tuple[str, str], set[str]] = {
@@ -60,7 +59,6 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("POST", f"{_JOB}/exec"): RUNNERS,
     ("GET", f"{_JOB}/exec/{{exec_id}}"): RUNNERS,
     ("POST", f"{_JOB}/exec/{{exec_id}}/input"): RUNNERS,
-    ("POST", f"{_JOB}/model"): RUNNERS,
     ("GET", f"{_JOB}/logs"): {"viewer", *RUNNERS},
     ("GET", f"{_JOB}/events"): {"viewer", *RUNNERS},
     ("GET", f"{_JOB}/cost"): {"billing", "viewer", *RUNNERS},
@@ -70,17 +68,6 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("DELETE", _MACHINE): RUNNERS,
     ("POST", "/v1/projects/{project}/pools"): {"operator", "admin"},
     ("DELETE", "/v1/projects/{project}/pools/{name}"): {"operator", "admin"},
-    ("PUT", _SERVICE): RUNNERS,
-    ("DELETE", _SERVICE): RUNNERS,
-    ("GET", f"{_SERVICE}/calls"): RUNNERS,
-    ("POST", f"{_SERVICE}/calls"): RUNNERS,
-    ("DELETE", f"{_SERVICE}/calls"): RUNNERS,
-    ("POST", f"{_SERVICE}/calls/retry"): RUNNERS,
-    ("GET", f"{_SERVICE}/calls/{{call}}"): RUNNERS,
-    ("POST", f"{_SERVICE}/calls/{{call}}/retry"): RUNNERS,
-    ("GET", f"{_SERVICE}/keys"): RUNNERS,
-    ("POST", f"{_SERVICE}/keys"): RUNNERS,
-    ("DELETE", f"{_SERVICE}/keys/{{key}}"): RUNNERS,
     ("GET", "/v1/projects/{project}/secrets"): RUNNERS,
     ("PUT", "/v1/projects/{project}/recipes/{name}"): RUNNERS,
     ("DELETE", "/v1/projects/{project}/recipes/{name}"): RUNNERS,
@@ -148,7 +135,6 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/reservations": ("query", "view"),
     "/v1/machines": ("query", "view"),
     "/v1/pools": ("query", "view"),
-    "/v1/services": ("query", "view"),
     "/v1/budgets": ("query", "spending"),
     "/v1/ledger": ("query", "spending"),
     "/v1/ledger/sums": ("query", "spending"),
@@ -160,8 +146,6 @@ READS: dict[str, tuple[str, str | None]] = {
     "/v1/projects/{project}/jobs/{name}/forecast": ("path", "view"),
     "/v1/projects/{project}/machines/{name}": ("path", "view"),
     "/v1/projects/{project}/pools/{name}": ("path", "view"),
-    "/v1/projects/{project}/services/{name}": ("path", "view"),
-    "/v1/projects/{project}/services/{name}/figures": ("path", "view"),
     "/v1/projects/{project}/cost": ("path", "spending"),
     "/v1/projects/{project}/audit": ("path", "spending"),
     "/v1/joined": ("installation", "view"),
@@ -298,7 +282,6 @@ def test_sensitive_routes_have_the_roles_of_the_list() -> None:
                 "/v1/health",
                 "/v1/sign-in",
                 "/boot/v1/{digest}",
-                "/hooks/v1/{owner}/{name}/{hook}",
                 "/nodes/v1/{provider}/script",
                 *OPEN,
             )

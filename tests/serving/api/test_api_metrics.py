@@ -11,7 +11,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.api.api.test_api_agents import claim, report
 from tests.api.api_state import SCRIPT, Api, open_api, until
-from tests.api.team import OWN, make_service, make_team
+from tests.api.team import OWN, make_team
+from tests.serving.team_rows import make_service
 
 from cavvy.capabilities.serving.control.request_bills import RequestBills
 from cavvy.capabilities.serving.control.requests import ServiceStatus

@@ -4,7 +4,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from tests.api.team import make_service
+from tests.serving.team_rows import make_service
 
 from cavvy.capabilities.serving.server.gateway_child import GatewayCaller
 from cavvy.capabilities.serving.server.listener import ServiceListener

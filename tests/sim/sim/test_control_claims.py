@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from datetime import timedelta
 
-from tests.serving.sim.test_control_services import HOST, ControlHarness, in_harness, no_secrets
+from tests.control.sim.test_control_services import HOST, ControlHarness, in_harness, no_secrets
 
 from cavvy.agent.documents import CheckpointConfig
 from cavvy.control.agents.sessions import AgentDependencies, AgentSessions

@@ -3,7 +3,7 @@
 from datetime import timedelta
 from functools import partial
 
-from tests.serving.sim.test_control_services import ControlHarness, in_harness
+from tests.control.sim.test_control_services import ControlHarness, in_harness
 
 from cavvy.control.clock import VirtualClock
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies

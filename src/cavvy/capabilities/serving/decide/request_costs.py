@@ -14,7 +14,14 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from operator import add
 
-from cavvy.domain.ledger import EntryKind, EntrySource, LedgerPosting, QuantityUnit, split_months
+from cavvy.domain.ledger import (
+    REQUEST_LINE,
+    EntryKind,
+    EntrySource,
+    LedgerPosting,
+    QuantityUnit,
+    split_months,
+)
 from cavvy.domain.request_bills import (
     DividedBill,
     KeyWork,
@@ -27,7 +34,6 @@ from cavvy.domain.request_bills import (
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, field, replace
 
-REQUEST_LINE = "requests"
 _US = timedelta(microseconds=1)
 _Part = tuple[EntryKind, str]  # with the client's key
 _Move = tuple[EntryKind, str, int, int]  # with the amount and the number of requests

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from cavvy.cli import call
+from cavvy.capabilities.serving import call_command as call
 from cavvy.client import queue_wire
 
 
