@@ -376,3 +376,32 @@ secrets:
     )
     assert done.stdout == "port=80 $HOME\nq"
     assert (folder / "s" / "password").read_text() == "p"
+
+
+def test_no_key_is_left_out_without_a_word(folder: Path) -> None:
+    (folder / "compose.yaml").write_text("""\
+services:
+  web:
+    image: nginx
+    container_name: front
+    hostname: front
+    healthcheck: {test: [CMD, "true"]}
+    ports: ["53:53/udp", {target: 54, protocol: udp}, "80:80/tcp"]
+    deploy:
+      resources:
+        limits: {cpus: "4", memory: 8g}
+        reservations:
+          cpus: "2"
+          memory: 8g
+          devices: [{driver: nvidia, count: 1, capabilities: [gpu], options: {a: b}}]
+""")
+    found = load_file(folder / "compose.yaml")
+    assert [(each.line, each.key) for each in found.kept] == [
+        (4, "services.web.container_name"),
+        (5, "services.web.hostname"),
+        (6, "services.web.healthcheck"),
+        (7, "ports"),
+        (10, "deploy.resources.limits.cpus"),
+        (14, "devices.options"),
+    ]
+    assert sum("cavvy forward" in note for note in found.notes) == 1

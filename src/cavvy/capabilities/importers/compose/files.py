@@ -173,6 +173,12 @@ def _read_needs(node: Node | None, reader: ComposeReader) -> list[_Dependency]:
     needs: list[_Dependency] = []
     for key, value in node.entries if isinstance(node, MapNode) else ():
         table = value if isinstance(value, MapNode) else None
+        for inner, _ in table.entries if table else ():
+            if inner.text not in ("condition",):
+                reason = "a service that ends is not started again with others"
+                if inner.text == "required":
+                    reason = "services that are needed must be in the file"
+                reader.kept.note(inner.mark, f"depends_on.{key.text}.{inner.text}", reason)
         condition = reader.text(table.get("condition")) if table else ""
         if condition and condition not in _CONDITIONS:
             message = f"the condition {condition!r} is unknown"
@@ -259,7 +265,23 @@ def _join(
         ]
     if len(members) > 1:
         said.insert(0, _say_group(group, members))
+    waited = {each.name for each in needs if each.condition == _HEALTHY}
+    for name, service in services.items():
+        _note_unused(name, service, reader, is_waited=name in waited, is_alone=len(members) < 2)
     return tasks, said
+
+
+def _note_unused(
+    name: str, service: _Service, reader: ComposeReader, *, is_waited: bool, is_alone: bool
+) -> None:
+    """Name the keys that have a meaning only for other services, if there are none."""
+    if (check := service.table.get("healthcheck")) is not None and not is_waited:
+        reason = "no service waits for it, and a job that does not end is not restarted"
+        reader.kept.note(check.mark, f"services.{name}.healthcheck", reason)
+    for key in ("container_name", "hostname") if is_alone else ():
+        if (node := service.table.get(key)) is not None:
+            reason = f"the job is called {service.task.name}, and no other service looks for it"
+            reader.kept.note(node.mark, f"services.{name}.{key}", reason)
 
 
 def _say_group(group: str, members: Mapping[str, _Service]) -> str:

@@ -208,6 +208,11 @@ def _read_resources(table: MapNode, reader: ComposeReader) -> ResourceSpec:
         _child(asked, "cpus") or _child(limits, "cpus") or table.get("cpus"), reader
     )
     memory = _child(asked, "memory") or _child(limits, "memory") or table.get("mem_limit")
+    for key in ("cpus", "memory"):
+        most, least = _child(limits, key), _child(asked, key)
+        if most is not None and least is not None and reader.text(most) != reader.text(least):
+            reason = "the job has what it reserves, at least; no other limit is set"
+            reader.kept.note(most.mark, f"deploy.resources.limits.{key}", reason)
     _sort_deploy(_child(table, "deploy"), reader)
     return ResourceSpec(
         accelerators=tuple(_read_gpus(table, asked, reader)),
@@ -254,6 +259,10 @@ def _read_gpus(
 
 def _read_device(each: MapNode, reader: ComposeReader) -> AcceleratorNeed:
     count, ids = reader.text(each.get("count")), reader.texts(each.get("device_ids"))
+    for key, _ in each.entries:
+        if key.text not in ("driver", "count", "device_ids", "capabilities"):
+            reason = "the node's engine gives the container its GPUs"
+            reader.kept.note(key.mark, f"devices.{key.text}", reason)
     if count and ids:
         message = "`count` and `device_ids` exclude each other"
         reader.notes.add(each.mark, message, suggestion="keep one of them")
@@ -390,6 +399,15 @@ def list_ports(table: MapNode, reader: ComposeReader) -> list[tuple[int, str]]:
             else:
                 *hosts, inner = reader.text(each).partition("/")[0].split(":")
                 outer = hosts[-1] if hosts else ""
+            protocol = (
+                reader.text(each.get("protocol"))
+                if isinstance(each, MapNode)
+                else reader.text(each).partition("/")[2]
+            )
+            if protocol.lower() not in ("", "tcp"):
+                reason = f"`cavvy forward` forwards TCP, and not {protocol.upper()}"
+                reader.kept.note(each.mark, key, reason)
+                continue
             first = inner.partition("-")[0]
             if not first.isdecimal() or not 0 < int(first) < 65_536:
                 expected = "a port such as 8080:80"
