@@ -1,6 +1,6 @@
 """What curves contribute."""
 
-from cavvy.frame.capability import Capability, Command, ConsoleData, OwnTables
+from cavvy.frame.capability import Capability, Command, ConsoleData, ConsolePage, OwnTables
 
 _TEXT = "Show the curves of what a job's program reports: loss, accuracy and others."
 _LOG_TEXT = "Report values from a job's script, so that they become curves."
@@ -27,6 +27,7 @@ CAPABILITY = Capability(
     routes=("cavvy.capabilities.curves.routes:router",),
     tables=OwnTables("cavvy.capabilities.curves", of_attempts=("curves", "curve_params")),
     listeners=("cavvy.capabilities.curves.rows:add_steps",),
+    pages=(ConsolePage("/runs", "cavvy.capabilities.curves.runs:make", "Runs", "/jobs"),),
     data=(
         ConsoleData("/jobs/{project}/{name}/curves", "cavvy.capabilities.curves.data:make_data"),
         ConsoleData(

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from cavvy.capabilities.curves.order import prominence
 from cavvy.capabilities.curves.wire import (
     MOST_JOBS,
+    WHOLE,
     Curve,
     Window,
     read_curve_names,
@@ -29,6 +30,7 @@ from cavvy.console.pages.page import UNFINISHED, memory_of
 
 _POINTS = 800  # of a curve; a chart has about so many pixels, and more on a dense screen
 _POINTS_OF_MANY = 300  # if a chart has a line for each of several jobs
+_MANY, _POINTS_OF_MOST = 20, 120  # of more jobs, so many
 _MOST_CURVES = 64  # of an answer
 _LEAST_OF_BAND = 2  # lines of an attempt, which are shown as a band
 _BUCKETS = 300  # of a band
@@ -130,14 +132,18 @@ def make_group_data(client: ApiClient, request: Request, now: datetime) -> bytes
     names, jobs = asked.getlist("curve")[:_MOST_CURVES], asked.getlist("job")[:MOST_JOBS]
     by = "time" if asked.get("by") in ("time", "cost") else "step"
     window = Window(by, _read_number(asked.get("from")), _read_number(asked.get("to")))
+    if by == "time":  # of each job since its begin: the script cuts what it shows
+        window = WHOLE
+    points = _POINTS_OF_MANY if len(jobs) <= _MANY else _POINTS_OF_MOST
     key = ("curve-group", project, by, *window, *names, "", *jobs)
 
     def make() -> bytes:
         found = read_curves_of_jobs(
-            client, project, jobs, names=names, points=_POINTS_OF_MANY, window=window
+            client, project, jobs, names=names, points=points, window=window
         ).curves
         axis = Axis(by, 0.0, CostClock([0.0], [0.0], [0.0]), (None, None))
-        answer = {"names": [], "charts": charts_of(found, axis), "marks": [], "live": True}
+        live = asked.get("live") == "true"
+        answer = {"names": [], "charts": charts_of(found, axis), "marks": [], "live": live}
         return json.dumps(answer, separators=(",", ":")).encode()
 
     return memory_of(request).recall(key, make, _KEPT_S)

@@ -84,7 +84,10 @@ def make_of_group(
         told = ", ".join(f"{name} {value}" for name, value in params.items())
         label = f"{curve.job} ({told})" if told else curve.job
         by_name[curve.name].append(structs.replace(curve, job=label))
-    return _part_of(by_name, choice, query=_query(job=jobs))
+    live = any(each.phase in UNFINISHED for each in members)
+    query = _query(job=jobs, live=["true" if live else "false"])
+    link = f"/runs?{_query(project=[project], job=jobs)}"
+    return _part_of(by_name, choice, query=query, is_live=live, link=link)
 
 
 def _read_choice(request: Request) -> _ChartChoice:
@@ -105,6 +108,7 @@ def _part_of(
     names: Sequence[str] = (),
     query: str = "",
     is_live: bool = True,
+    link: str = "",
 ) -> PagePart | None:
     """Return the part with charts of some names; the page's script draws those of all."""
     known = sorted({*by_name, *names}, key=prominence)
@@ -119,6 +123,8 @@ def _part_of(
         "names": json.dumps(known),
         "query": query,
         "is_live": is_live,
+        "has_cost": not link,
+        "link": link,
     }
     return PagePart("cavvy.capabilities.curves:part.html", values, frozenset(known))
 

@@ -16,13 +16,21 @@ from cavvy.api.rules import in_path
 from cavvy.capabilities.curves.keys import read_key
 from cavvy.capabilities.curves.packing import read_names
 from cavvy.capabilities.curves.reduce import BRIEF_UP_TO, find_whole, make_curves
-from cavvy.capabilities.curves.rows import read_heads, read_pieces, read_ranks, read_whole
+from cavvy.capabilities.curves.rows import (
+    read_heads,
+    read_params,
+    read_pieces,
+    read_ranks,
+    read_whole,
+)
 from cavvy.capabilities.curves.wire import (
     MOST_JOBS,
     MOST_POINTS,
     Curve,
     CurveNames,
     JobCurves,
+    ParamsOfJobs,
+    RunParams,
     Window,
 )
 from cavvy.domain.accounts import Permission
@@ -136,4 +144,24 @@ async def curves_of_jobs(
         asked = (known.attempt, 0, frozenset(curve or ()), points, window)
         made = await to_thread(make_curves, pieces, *asked)
         found += [structs.replace(each, job=known.name) for each in made]
-    return JobCurves(curves=sorted(found, key=lambda each: (each.name, each.job)))
+    return JobCurves(curves=sorted(found, key=lambda each: each.name))  # the jobs as asked
+
+
+@router.get("/projects/{project}/curve-params", rule=in_path(Permission.VIEW))
+async def curve_params(
+    app_state: AppState,
+    project: ProjectPath,
+    job: Annotated[list[str], Query(min_length=1, max_length=MOST_JOBS)],
+) -> ParamsOfJobs:
+    """Get the parameters of several jobs: of their tasks, and those that programs reported."""
+    read, _ = app_state.store.database
+    found = []
+    for name in dict.fromkeys(job):
+        try:
+            known = await find_job(app_state, project, name)
+        except ApiProblem:
+            continue
+        ids = [each.id for each in await app_state.store.attempts(known.id)]
+        params = {name: str(value) for name, value in known.task.params.items()}
+        found.append(RunParams(id=known.id, params={**await read(read_params(ids)), **params}))
+    return ParamsOfJobs(jobs=found)

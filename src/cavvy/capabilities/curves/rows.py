@@ -156,5 +156,23 @@ def read_heads(
     return read
 
 
+def read_params(
+    attempt_ids: Collection[str],
+) -> Callable[[DatabaseSession], Mapping[str, str]]:
+    """Return a read of the settings that the programs of attempts reported, of the first ranks; a
+    later attempt counts more."""
+    marks = ", ".join("?" * len(attempt_ids))
+    sql = (
+        f"SELECT name, value FROM curve_params WHERE attempt_id IN ({marks}) "
+        "ORDER BY attempt_id, rank DESC"
+    )
+
+    def read(session: DatabaseSession) -> Mapping[str, str]:
+        rows = session.run(sql, [*attempt_ids]).fetchall() if attempt_ids else []
+        return {str(name): str(value) for name, value in rows}
+
+    return read
+
+
 def _bytes(value: object) -> bytes | None:
     return None if value is None else bytes(value)  # type: ignore[call-overload]

@@ -59,6 +59,19 @@ class CurveNames(Answer, frozen=True, kw_only=True):
     names: list[str]
 
 
+class RunParams(Answer, frozen=True, kw_only=True):
+    """The parameters of a job: of its task, and those that its program reported."""
+
+    id: str  # of the job
+    params: dict[str, str]
+
+
+class ParamsOfJobs(Answer, frozen=True, kw_only=True):
+    """The parameters of several jobs."""
+
+    jobs: list[RunParams]
+
+
 class Window(NamedTuple):
     """A part of the horizontal axis: steps, or milliseconds since 1970."""
 
@@ -116,6 +129,14 @@ def read_curves_of_jobs(
 def read_curve_names(client: ApiClient, project: str, job: str) -> CurveNames:
     """Return the names of the curves of a job. Raises ApiError."""
     return client.ask(f"{job_path(project, job)}/curve-names", CurveNames)
+
+
+def read_params_of_jobs(
+    client: ApiClient, project: str, jobs: Collection[str]
+) -> dict[str, dict[str, str]]:
+    """Return the parameters of at most MOST_JOBS jobs by the jobs' IDs. Raises ApiError."""
+    found = client.ask(f"{project_path(project)}/curve-params{query(job=jobs)}", ParamsOfJobs)
+    return {each.id: each.params for each in found.jobs}
 
 
 def _asked(window: Window) -> dict[str, Any]:

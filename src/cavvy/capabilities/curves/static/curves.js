@@ -8,6 +8,7 @@
   const IDLE_LIVE_MS = 30000;
   const CHART_PX = 200;
   const MOST_LINES = 6; // which have colours of their own
+  const MOST_NAMED = 12; // lines that are all named below a chart
   const UNITS = { step: "step", time: "time", cost: "cost" };
   const root = document.getElementById("curve-charts");
 
@@ -121,6 +122,8 @@
           points: { show: line.x.length < 40, size: 4 },
           spanGaps: false,
           value: (_, each) => show(each),
+          alpha: number < MOST_LINES ? 1 : 0.5,
+          class: number < MOST_LINES || this.lines.length <= MOST_NAMED ? "" : "hidden-label",
         });
         values.push(state.smooth ? smooth(own, state.smooth) : own);
         if (line.low) {
