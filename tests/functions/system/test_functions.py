@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -367,3 +368,31 @@ print(got == list(range(900)))
 """,
     )
     assert done.stdout.splitlines() == ["True"], done.stderr
+
+
+def test_the_tutorial(home: Path, tmp_path: Path) -> None:
+    """Its packages are not installed: the model of the class is a list."""
+    page = (Path(__file__).parents[3] / "docs/tutorials/functions.md").read_text()
+    first, _, model, elsewhere, nightly = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    model = model.replace("import numpy", "").replace(
+        "numpy.linspace(0, 1, 26)", "[at / 25 for at in range(26)]"
+    )
+    functions = first.partition("@app.main()")[0]
+    (tmp_path / "app.py").write_text(functions + model + nightly)
+    (tmp_path / "first.py").write_text(first)
+    (tmp_path / "elsewhere.py").write_text(elsewhere)
+    cavvy = [sys.executable, "-m", "cavvy"]
+    shown = {
+        "first": [*cavvy, "run", "first.py", "--", "--text", "two words"],
+        "model": [*cavvy, "run", "app.py"],
+        "deploy": [*cavvy, "deploy", "app.py"],
+        "elsewhere": [sys.executable, "elsewhere.py"],
+    }
+    out = {
+        name: subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        for name, words in shown.items()
+    }
+    assert out["first"].stdout == "2 words\n", out["first"].stderr
+    assert out["model"].stdout == "1000 scores, the best is 8.24\n", out["model"].stderr
+    assert 'lookup("reviews", "Scorer.score")' in out["deploy"].stdout, out["deploy"].stderr
+    assert out["elsewhere"].stdout == "3.6\n", out["elsewhere"].stderr
