@@ -233,6 +233,27 @@ def test_a_missing_module_is_named_with_its_line(home: Path, tmp_path: Path) -> 
     assert "pip_install('nowhere_to_be_found')" in done.stderr
 
 
+def test_an_app_that_ends_its_process(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "import os, cavvy\n"
+        "if 'CAVVY_JOB' in os.environ: os._exit(7)\n"
+        "app = cavvy.App('ends')\n"
+        "@app.function()\n"
+        "def f(): ...\n"
+        "@app.main()\n"
+        "def main(): f.remote()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "cavvy", "run", "app.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "the process of f ended (exit code 7) while it loaded the app" in done.stderr
+    assert done.returncode == 1
+
+
 def test_functions_without_a_file_are_sent_as_code(home: Path, tmp_path: Path) -> None:
     pytest.importorskip("cloudpickle")
     code = (
@@ -361,7 +382,7 @@ got = []
 for number, value in enumerate(wait.map(range(900))):
     got.append(value)
     if number in (100, 300):
-        os.kill(find("broker" if number == 100 else "worker")[0], signal.SIGKILL)
+        os.kill(find("serve" if number == 100 else "worker")[0], signal.SIGKILL)
     if number == 600:
         os.kill(read_server(os.environ["CAVVY_HOME"]).pid, signal.SIGKILL)
 print(got == list(range(900)))

@@ -1,9 +1,9 @@
 """Apps: functions and classes whose calls run in processes of jobs.
 
-This file also runs on nodes, so it imports only the standard library and files that do.
+This file also runs on nodes, so it imports only the standard library and files that do. What takes
+long to import is imported where it is used: each process that runs calls imports this file.
 """
 
-import asyncio
 import inspect
 import os
 import re
@@ -229,6 +229,8 @@ class Function:
             pass
 
     async def _for_each_aio(self, *items: Iterable[Any], **options: Any) -> None:
+        import asyncio
+
         await asyncio.to_thread(self._for_each, *items, **options)
 
     def _spawn(self, *args: Any, **kwargs: Any) -> Any:
@@ -240,6 +242,8 @@ class Function:
         return self.app.running().spawn(self, args, kwargs)
 
     async def _spawn_aio(self, *args: Any, **kwargs: Any) -> Any:
+        import asyncio
+
         return await asyncio.to_thread(self._spawn, *args, **kwargs)
 
 
@@ -521,6 +525,8 @@ def _call_marked(made: object, mark: str) -> None:
         if getattr(each, mark, None):
             found = getattr(made, name)()
             if inspect.isawaitable(found):
+                import asyncio
+
                 asyncio.run(_wait_for(found))
 
 
@@ -530,6 +536,8 @@ async def _wait_for(awaitable: Awaitable[_T]) -> _T:
 
 async def _iterate(make: Callable[[], Iterator[_T]]) -> AsyncIterator[_T]:
     """Yield the values of an iterator that blocks."""
+    import asyncio
+
     end = object()
     made = await asyncio.to_thread(make)
     try:

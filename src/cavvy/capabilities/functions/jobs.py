@@ -188,7 +188,7 @@ def make_key(app: App, function: Function) -> str:
 
 
 def make_task(
-    app: App, key: str, words: Sequence[str], idle_s: float, program: str = "broker"
+    app: App, key: str, words: Sequence[str], idle_s: float, program: str = "serve"
 ) -> tuple[Task, dict[str, Path]]:
     """Return the task of a job, and the files to send beside the app's folder. `words` are the
     arguments of the program behind the description of the app. Raises NotSendable, InvalidArgument.

@@ -1,10 +1,9 @@
-"""The main program of a function's job: takes calls, keeps their queue, and starts the processes
-that run them.
+"""Takes calls, keeps their queue, and gives them to processes that run them.
 
-`python3 broker.py APP.json SOCKET [NAME]`. NAME is the function that is called first. Callers
-connect to SOCKET if they are on this machine, and otherwise to a port of this node through the
-tunnel of Cavvy; `address.json` beside APP.json has the port and the key for it. The broker loads
-neither arguments nor results. It imports only the standard library and files that do.
+Callers connect to a socket in a folder of their own if they are on this machine, and otherwise to a
+port of this node through the tunnel of Cavvy; the file `address.json` has the port and the key for
+it. The broker loads neither arguments nor results. It imports only the standard library and files
+that do.
 """
 
 import asyncio
@@ -15,23 +14,17 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import deque
 from contextlib import suppress
 from typing import Any
 
-if __name__ == "__main__":  # the root of the files that were sent with the working folder
-    sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
-
-from cavvy.capabilities.functions.frames import (
-    ADDRESS_VARIABLE,
-    PIECE,
-    CallFrames,
-    Head,
-    WrongFrame,
-    pack,
+from cavvy.capabilities.functions.frames import PIECE, CallFrames, Head, WrongFrame, pack
+from cavvy.capabilities.functions.on_node.start import (
+    StartedProcess,
+    find_address_file,
+    start_process,
 )
 
 _LOST_TRIES = 3  # how often a call is started again after its process has ended
@@ -221,25 +214,18 @@ class Caller(Peer):
 class Worker(Peer):
     """A process that runs calls of one function, or of the methods of one class."""
 
-    def __init__(self, broker: "Broker", served: "Served", slot: int) -> None:
+    def __init__(
+        self, broker: "Broker", served: "Served", slot: int, started: StartedProcess
+    ) -> None:
         super().__init__(broker)
         self.served, self.slot = served, slot
         self.calls: dict[int, BrokerCall] = {}  # in the order in which they are run
         self.ready = False
-        ours, theirs = socket.socketpair()
-        self._ours = ours
-        root = sys.path[0]
-        program = os.path.join(root, "cavvy/capabilities/functions/on_node/worker.py")
-        words = [sys.executable, program, broker.spec_file, str(theirs.fileno()), served.name]
-        self.process = subprocess.Popen(
-            words, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL,
-            env={**os.environ, **served.devices(slot), ADDRESS_VARIABLE: broker.address_file},
-        )  # fmt: skip
-        theirs.close()
+        self.process, self._connection = started.process, started.connection
 
     async def connect(self) -> None:
-        self._ours.setblocking(False)
-        await self.broker.loop.create_connection(lambda: self, sock=self._ours)
+        self._connection.setblocking(False)
+        await self.broker.loop.create_connection(lambda: self, sock=self._connection)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.room.set()
@@ -249,7 +235,7 @@ class Worker(Peer):
         op = head["op"]
         if op == "ready":
             self.ready = True
-            self.served.broken = None
+            self.served.unready = 0
             self.served.pump()
             return
         if op == "broken":
@@ -279,7 +265,7 @@ class Served:
         self.gpus = int(spec["gpus"])
         self.most = spec["max_replicas"] or broker.count_room(self.gpus, spec["cpu"])
         self.workers: list[Worker] = []
-        self.broken: Head | None = None
+        self.unready = 0  # processes in a row that ended before they were ready
         self._queue: list[tuple[int, int, BrokerCall]] = []
         self._mean_s = 1.0
         self._number = 0
@@ -319,7 +305,10 @@ class Served:
     def start(self) -> None:
         used = {each.slot for each in self.workers}
         slot = next(at for at in range(self.most + 1) if at not in used)
-        worker = Worker(self.broker, self, slot)
+        started = self.broker.take_begun(self.name)
+        if started is None:
+            started = start_process(self.broker.spec_file, self.name, self.devices(slot))
+        worker = Worker(self.broker, self, slot, started)
         self.workers.append(worker)
         self.broker.start_task(worker.connect())
 
@@ -373,6 +362,12 @@ class Served:
         if code is None:
             worker.kill()
             code = worker.process.wait()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        self.unready += not worker.ready
+        if self.unready > _LOST_TRIES:
+            self.unready = 0
+            text = f"the process of {self.name} ended ({how}) while it loaded the app"
+            self.fail_all({"op": "failed", "kind": "WorkerLost", "text": text})
         for at, call in enumerate(worker.calls.values()):
             call.worker = None
             if call.timer is not None:
@@ -382,7 +377,6 @@ class Served:
                 continue
             call.losses += at < self.concurrency  # the others had not begun
             if call.losses > _LOST_TRIES + int(self.spec_of(call)["retries"]) or call.parts:
-                how = f"signal {-code}" if code < 0 else f"exit code {code}"
                 self._fail(call, "WorkerLost", f"the process of {call.head['fn']} ended ({how}), "
                            f"{call.losses} times in a row")  # fmt: skip
             else:
@@ -440,12 +434,11 @@ class Served:
 class Broker:
     """All functions of the job."""
 
-    def __init__(self, spec_file: str, meet: str, first: str) -> None:
-        self.spec_file, self._meet, self._first = os.path.abspath(spec_file), meet, first
+    def __init__(self, spec_file: str, meet: str, begun: StartedProcess | None) -> None:
+        self.spec_file, self._meet, self._begun = spec_file, meet, begun
         with open(spec_file, encoding="utf-8") as file:
             self.spec: dict[str, Any] = json.load(file)
         self.key = secrets.token_hex(16)
-        self.address_file = os.path.join(os.path.dirname(self.spec_file), "address.json")
         self.loop = asyncio.get_running_loop()
         self.callers: set[Caller] = set()
         self.used_at = time.monotonic()
@@ -472,9 +465,10 @@ class Broker:
             await self._listen_here()
         server = await self.loop.create_server(lambda: Caller(self, trusted=False), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        write_private(self.address_file, {"port": port, "key": self.key})
+        write_private(find_address_file(self.spec_file), {"port": port, "key": self.key})
         for each in self.served:
-            least = max(each.spec["min_replicas"], each.name == self._first)
+            begun = self._begun is not None and self._begun.name == each.name
+            least = max(each.spec["min_replicas"], begun)
             for _ in range(min(each.most, least)):
                 each.start()
         idle = self.loop.create_task(self._watch_idle())
@@ -488,6 +482,14 @@ class Broker:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
             return max(1, len([each for each in visible.split(",") if each]) // gpus)
         return max(1, int(len(os.sched_getaffinity(0)) // max(cpus or 1, 1)))
+
+    def take_begun(self, name: str) -> StartedProcess | None:
+        """Return the process that has begun already, if it is for this function or class."""
+        begun = self._begun
+        if begun is None or begun.name != name:
+            return None
+        self._begun = None
+        return begun
 
     def make_path(self) -> str:
         """Return the path of a new file in the spool."""
@@ -589,10 +591,12 @@ def remove(path: str) -> None:
             os.unlink(path)
 
 
-async def main() -> None:
-    """Run the broker of the arguments."""
-    await Broker(sys.argv[1], sys.argv[2], "".join(sys.argv[3:])).run()
+def run_broker(spec_file: str, meet: str, begun: StartedProcess | None) -> None:
+    """Serve calls of the functions that a file describes. `meet` is the path of the callers'
+    socket, and `begun` the process that runs already.
+    """
 
+    async def run() -> None:
+        await Broker(spec_file, meet, begun).run()
 
-if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(run())

@@ -4,7 +4,6 @@
 own code.
 """
 
-import asyncio
 import inspect
 import json
 import os
@@ -14,7 +13,7 @@ if __name__ == "__main__":  # the root of the files that were sent with the work
     sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
 
 from cavvy.capabilities.functions.app import find_app
-from cavvy.capabilities.functions.on_node.worker import explain_load, load_app
+from cavvy.capabilities.functions.on_node.worker import explain_load, load_app, run_coroutine
 
 
 def main() -> None:
@@ -31,7 +30,7 @@ def main() -> None:
     try:
         result = app.functions[name].local()
         if inspect.iscoroutine(result):
-            result = asyncio.run(result)
+            result = run_coroutine(result)
         if inspect.isgenerator(result):
             for _ in result:
                 pass

@@ -1,10 +1,9 @@
 """A process that runs the calls of one function, or of the methods of one class.
 
 `python3 worker.py APP.json DESCRIPTOR NAME`, started by the broker. It imports only the standard
-library, files that do, and the app's own code.
+library, files that do, and the app's own code; what takes long to import, where it is used.
 """
 
-import asyncio
 import importlib
 import importlib.util
 import inspect
@@ -15,12 +14,11 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from contextvars import ContextVar
 from time import monotonic, sleep
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if __name__ == "__main__":  # the root of the files that were sent with the working folder
     sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
@@ -29,6 +27,9 @@ from cavvy.capabilities.functions import payload
 from cavvy.capabilities.functions.app import MAIN, find_app
 from cavvy.capabilities.functions.errors import NotSendable
 from cavvy.capabilities.functions.frames import MOST_BYTES, CallFrames, Head, pack
+
+if TYPE_CHECKING:
+    import asyncio
 
 _TOGETHER_S = 0.004  # for which results wait for each other
 _PARTS = 32  # values of a generator that are sent before the caller must take some
@@ -115,6 +116,9 @@ class WorkerProcess:
 
     def _run_together(self) -> None:
         """Run several calls at the same time: coroutines in a loop, and functions in threads."""
+        import asyncio
+        from concurrent.futures import ThreadPoolExecutor
+
         loop = asyncio.new_event_loop()
         threading.Thread(target=loop.run_forever, daemon=True).start()
         with ThreadPoolExecutor(self.concurrency, "call") as threads:
@@ -151,18 +155,20 @@ class WorkerProcess:
         return bool(data)
 
     def _run_call(
-        self, head: Head, body: bytes, loop: asyncio.AbstractEventLoop | None = None
+        self, head: Head, body: bytes, loop: "asyncio.AbstractEventLoop | None" = None
     ) -> None:
         token = _current.set(head)
         try:
             args, kwargs, given = self._read_arguments(head, body)
             call = self._find(head["fn"], given)
             if loop is not None and inspect.iscoroutinefunction(call):
+                import asyncio
+
                 result = asyncio.run_coroutine_threadsafe(call(*args, **kwargs), loop).result()
             else:
                 result = call(*args, **kwargs)
                 if inspect.iscoroutine(result):
-                    result = asyncio.run(result)
+                    result = run_coroutine(result)
             if inspect.isasyncgen(result):
                 result = list_async(result)
             if inspect.isgenerator(result):
@@ -212,7 +218,7 @@ class WorkerProcess:
             named = {name: [kwargs[name] for _, (_, kwargs, _) in read] for name in read[0][1][1]}
             results = call(*map(list, columns), **named)
             if inspect.iscoroutine(results):
-                results = asyncio.run(results)
+                results = run_coroutine(results)
             if not isinstance(results, list) or len(results) != len(read):
                 told = f"a list of {len(results)}" if isinstance(results, list) else type(results)
                 raise TypeError(
@@ -412,8 +418,17 @@ def explain_load(error: BaseException) -> str:
     return text
 
 
+def run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine."""
+    import asyncio
+
+    return asyncio.run(coroutine)
+
+
 def list_async(values: Any) -> Iterator[Any]:
     """Yield the values of an asynchronous generator."""
+    import asyncio
+
     loop = asyncio.new_event_loop()
     try:
         while True:
