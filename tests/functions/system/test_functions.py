@@ -304,6 +304,10 @@ def test_a_deployed_app_is_called_by_name(home: Path, tmp_path: Path) -> None:
         "import cavvy\n"
         "square, count = (cavvy.Function.lookup('embed', x) for x in ('square', 'count'))\n"
         "print(square.remote(5), list(count.remote(3)), list(square.map([1, 2])))\n"
+        "plain = cavvy.Function.lookup('embed', 'square', trust=False)\n"
+        "assert plain.remote(5) == square.remote(5)\n"
+        "try: plain.remote('x')\n"
+        "except cavvy.CallFailed as error: assert 'TypeError' in str(error)\n"
         "try: cavvy.Function.lookup('embed', 'cube')\n"
         "except cavvy.CavvyError as error: print(error)\n"
     )

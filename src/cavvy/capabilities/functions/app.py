@@ -108,12 +108,16 @@ class Function:
             self.__module__ = raw.__module__
 
     @staticmethod
-    def lookup(app: str, name: str, *, project: str | None = None) -> "Function":
+    def lookup(
+        app: str, name: str, *, project: str | None = None, trust: bool = True
+    ) -> "Function":
         """Return a function of an app that `cavvy deploy` has deployed, by its name: for a method,
-        CLASS.METHOD. Raises CavvyError if there is none.
+        CLASS.METHOD. Results are pickles, whose loading can run code of the app here; with
+        `trust=False`, arguments and results are JSON, and exceptions arrive as CallFailed. Raises
+        CavvyError if there is no such function.
         """
         found: Function = load("cavvy.capabilities.functions.deployed:find_function")(
-            app, name, project
+            app, name, project, trust=trust
         )
         return found
 

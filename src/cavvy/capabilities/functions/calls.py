@@ -94,10 +94,12 @@ class AppRun:
         app: App,
         *,
         quiet: bool = False,
+        codec: payload.CallCodec | None = None,
         find_source: "Callable[[Function], tuple[str, JobSource]] | None" = None,
     ) -> None:
         self.app, self.closed = app, False
         self._find_source = find_source or self._find_own
+        self._codec = codec or payload.PickleCodec()
         self._quiet = quiet
         self._links: dict[str, BrokerLink] = {}
         self._jobs: list[FunctionJob] = []
@@ -142,7 +144,7 @@ class AppRun:
         """Call a generator, and yield its values."""
         link = self._find_link(function)
         arrived: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
-        body = payload.dump_arguments(function.name, args, kwargs, function.given)
+        body = link.codec.dump_arguments(function.name, args, kwargs, function.given)
         request = link.make_request(function.name, body, lambda *pair: arrived.put(pair))
         link.send([request])
         pieces: list[bytes] = []
@@ -152,12 +154,12 @@ class AppRun:
                 head, data = arrived.get()
                 over = head["op"] != "part"
                 if head["op"] == "failed":
-                    raise make_error(head, data)
+                    raise make_error(link, head, data)
                 if over:
                     return
                 pieces.append(data)
                 if not head.get("more"):
-                    value = payload.load(b"".join(pieces))
+                    value = link.codec.load(b"".join(pieces))
                     pieces.clear()
                     link.take_more(request)
                     yield value
@@ -206,7 +208,7 @@ class AppRun:
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[BrokerLink, Request, "Future[_Answer]"]:
         link = self._find_link(function)
-        body = payload.dump_arguments(function.name, args, kwargs, function.given)
+        body = link.codec.dump_arguments(function.name, args, kwargs, function.given)
         answer: Future[_Answer] = Future()
 
         def deliver(head: Head, data: bytes) -> None:
@@ -226,14 +228,14 @@ class AppRun:
     ) -> Iterator[MakeRequest]:
         for at, args in enumerate(items, 1):
             what = f"{function.name} (item {at} of map)"
-            body = payload.dump_arguments(what, tuple(args), kwargs, function.given)
+            body = link.codec.dump_arguments(what, tuple(args), kwargs, function.given)
             yield partial(link.make_request, function.name, body)
 
     def _find_link(self, function: Function) -> BrokerLink:
         if path := os.environ.get(ADDRESS_VARIABLE):  # this program is a function itself
             with self._lock:
                 if "" not in self._links:
-                    self._links[""] = BrokerLink(lambda: dial_broker(path), None)
+                    self._links[""] = BrokerLink(lambda: dial_broker(path), None, self._codec)
                 return self._links[""]
         with self._lock:
             if self.closed:
@@ -245,7 +247,7 @@ class AppRun:
                 job = FunctionJob(source, quiet=self._quiet)
                 self._jobs.append(job)
                 tell = None if self._quiet or source.stays else print_line
-                self._links[key] = BrokerLink(job.dial, tell)
+                self._links[key] = BrokerLink(job.dial, tell, self._codec)
             return self._links[key]
 
     def _find_own(self, function: Function) -> "tuple[str, JobSource]":

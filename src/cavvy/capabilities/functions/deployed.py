@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import Raw
 from msgspec.json import encode
 
-from cavvy.capabilities.functions import wire
+from cavvy.capabilities.functions import payload, wire
 from cavvy.capabilities.functions.app import App, Function, name_place
 from cavvy.capabilities.functions.calls import AppRun
 from cavvy.capabilities.functions.jobs import (
@@ -87,7 +87,7 @@ class DeployedJob:
             return ""
 
 
-def find_function(app: str, name: str, project: str | None) -> Function:
+def find_function(app: str, name: str, project: str | None, *, trust: bool) -> Function:
     """Return a function of a deployed app. Raises CavvyError."""
     connections = Connections(None, None, None)
     chosen = project or connections.default_project()
@@ -100,6 +100,7 @@ def find_function(app: str, name: str, project: str | None) -> Function:
     known.runner = AppRun(
         known,
         quiet=True,
+        codec=payload.PickleCodec() if trust else payload.JsonCodec(),
         find_source=lambda called: (
             f"{chosen}/{part.part}",
             DeployedJob(app, called.name, chosen),

@@ -47,8 +47,12 @@ class BrokerLink:
     """
 
     def __init__(
-        self, dial: Callable[[], socket.socket], tell: Callable[[str], None] | None
+        self,
+        dial: Callable[[], socket.socket],
+        tell: Callable[[str], None] | None,
+        codec: payload.CallCodec,
     ) -> None:
+        self.codec = codec
         self._dial, self._tell = dial, tell
         self._lock = threading.RLock()
         self._requests: dict[int, Request] = {}
@@ -63,6 +67,7 @@ class BrokerLink:
         with self._lock:
             self._number += 1
             head = {"op": "call", "id": self._number, "fn": function}
+            head |= self.codec.head
         if self._tell is not None:
             head["logs"] = True
         return Request(head, body, deliver)
@@ -207,22 +212,20 @@ def _failure(text: str) -> Head:
 def read_result(link: BrokerLink, head: Head, body: bytes) -> Any:
     """Return the result of a call from what arrived. Raises the exception of the function."""
     if head["op"] != "failed":
-        return payload.load(link.fetch(head["id"]) if head.get("file") else body)
-    raise make_error(head, body)
+        return link.codec.load(link.fetch(head["id"]) if head.get("file") else body)
+    raise make_error(link, head, body)
 
 
-def make_error(head: Head, body: bytes) -> BaseException:
+def make_error(link: BrokerLink, head: Head, body: bytes) -> BaseException:
     """Return the exception of a call that failed; a note has the traceback of the other side."""
     kind, text = str(head.get("kind", "")), str(head.get("text", ""))
     if kind != "error":
         return KINDS.get(kind, CallFailed)(text)
-    error: BaseException
-    try:
-        error = payload.load(body) if body else CallFailed(f"{head.get('type')}: {text}")
-        if not isinstance(error, BaseException):
-            error = CallFailed(f"{head.get('type')}: {text}")
-    except Exception:  # noqa: BLE001 - its class may be missing here
-        error = CallFailed(f"{head.get('type')}: {text}")
+    error: BaseException = CallFailed(f"{head.get('type')}: {text}")
+    if body and link.codec.loads_errors:
+        with suppress(Exception):  # its class may be missing here
+            if isinstance(found := link.codec.load(body), BaseException):
+                error = found
     if trace := str(head.get("trace", "")).strip():
         error.add_note(trace)
     return error

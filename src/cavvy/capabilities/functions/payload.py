@@ -3,10 +3,11 @@ the server pass them on unread.
 """
 
 import io
+import json
 import pickle
-from typing import Any
+from typing import Any, Protocol
 
-from cavvy.capabilities.functions.errors import NotSendable
+from cavvy.capabilities.functions.errors import CallFailed, NotSendable
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 _EXTRA = "make setup EXTRAS=functions installs cloudpickle, which can send more kinds of objects"
@@ -59,3 +60,59 @@ def dump_arguments(
 def load(data: bytes) -> Any:
     """Return the value of bytes that `dump` made. Raises what the loading of the objects raises."""
     return pickle.loads(data)
+
+
+class CallCodec(Protocol):
+    """How a caller writes arguments and reads results."""
+
+    head: dict[str, str]  # what the head of a call says of it
+    loads_errors: bool  # whether exceptions arrive as objects
+
+    def dump_arguments(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: Arguments | None
+    ) -> bytes: ...
+
+    def load(self, data: bytes) -> Any: ...
+
+
+class PickleCodec:
+    """Any objects: for callers that trust the code of the app."""
+
+    loads_errors = True
+
+    def __init__(self) -> None:
+        self.head: dict[str, str] = {}
+
+    def dump_arguments(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: Arguments | None
+    ) -> bytes:
+        return dump_arguments(name, args, kwargs, given)
+
+    def load(self, data: bytes) -> Any:
+        return load(data)
+
+
+class JsonCodec:
+    """Values of JSON, which run no code when they are read."""
+
+    loads_errors = False
+
+    def __init__(self) -> None:
+        self.head = {"enc": "json", "reply": "json"}
+
+    def dump_arguments(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: Arguments | None
+    ) -> bytes:
+        try:
+            return json.dumps({"args": args, "kwargs": kwargs}, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise NotSendable(
+                f"the arguments of {name} are no JSON: {error}",
+                "pass strings, numbers, lists and dicts, or trust the app",
+            ) from error
+
+    def load(self, data: bytes) -> Any:
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise CallFailed(f"the answer is no JSON: {error}") from error
