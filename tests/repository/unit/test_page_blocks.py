@@ -44,6 +44,7 @@ PROGRAMS = {
     "guides/python.md": "tests/sdk/system/test_sdk_guide.py",
     "extend/spot-policy.md": "tests/planner/unit/test_deadline_session.py",
     "guides/train.md": "tests/train/torch/test_train_guides.py",
+    "tutorials/functions.md": "tests/functions/system/test_functions.py",
     "tutorials/training-with-resume.md": "tests/train/torch/test_train_guides.py",
 }
 ELSEWHERE = {
@@ -130,6 +131,7 @@ OUTPUTS = {
     ("guides/sign-in.md", "open"): "an identity provider",
     ("guides/slurm.md", "provider"): "a cluster",
     ("guides/ssh-hosts.md", "provider"): "hosts",
+    ("tutorials/functions.md", ""): "packages; tests/functions/system/test_functions.py runs it",
 }
 # Files of other programs, or of other kinds.
 OTHERS = {
