@@ -9,6 +9,7 @@ from tests.planner.unit.test_model_needs import make_task
 
 from cavvy.cli.main import cli
 from cavvy.cli.task.model_needs import find_need
+from cavvy.cli.view import layout
 
 
 @pytest.mark.parametrize("words", [["llama-7b"], ["--model", "llama-7b"]])
@@ -71,3 +72,13 @@ def test_a_number_of_samples_is_a_number(word: str) -> None:
     assert found.exit_code == 2
     said = f"{found.output} {found.exception}"
     assert f"--samples: expected a number, not '{word}'" in said
+
+
+def test_what_stands_below_the_table_is_wrapped_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layout, "terminal_width", lambda out: 60)
+    words = ["estimate", "--model", "llama-8b", "--gpu", "H100:8", "--fsdp"]
+    told = CliRunner().invoke(cli, words).stderr.splitlines()
+    assert len(told) > 3
+    assert max(map(len, told)) <= 60

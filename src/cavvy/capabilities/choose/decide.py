@@ -306,7 +306,8 @@ def _show(made: "PlaceDecision", advice: str) -> None:
     for title, place in (("Answer", made.answer), ("Runner-up", made.runner_up)):
         if place is None:
             continue
-        click.echo(f"\nThe points of the {title.lower()}, {place.option.name}:")
+        click.echo()
+        text_out(f"The points of the {title.lower()}, {place.option.name}:")
         points = [
             (
                 each.criterion,

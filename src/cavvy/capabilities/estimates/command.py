@@ -2,6 +2,7 @@
 accelerator, without renting an accelerator.
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,7 +12,7 @@ from cavvy.capabilities.estimates.script_argument import script_argument
 from cavvy.cli.reach.arguments import complete_gpus
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import count_option, positive_option
-from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out
+from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out, text_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -298,21 +299,22 @@ def _notes(
     kinds = "1 accelerator" if len(found) == 1 else f"{len(found)} accelerators"
     lack = f"of which {small} {'does' if small == 1 else 'do'} not have enough memory"
     enough = "which has enough memory" if len(found) == 1 else "all with enough memory"
-    click.echo(f"{kinds}, {lack if small else enough}{more}.", err=True)
-    click.echo(
+    notes = [
+        f"{kinds}, {lack if small else enough}{more}.",
         "NEED includes a margin for fragmentation and the driver. "
         f"{_describe_error(found, profile, run)} `cavvy bench` measures the speed.",
-        err=True,
-    )
+    ]
     if profile.sample:
-        click.echo(
-            f"Each sample is a {profile.sample}; the estimate of a script uses its own samples.",
-            err=True,
+        notes.append(
+            f"Each sample is a {profile.sample}; the estimate of a script uses its own samples."
         )
-    for each in assumed[:_ASSUMED]:
-        click.echo(f"assumed: {each}, because a trace contains no data values", err=True)
+    notes += [
+        f"assumed: {each}, because a trace contains no data values" for each in assumed[:_ASSUMED]
+    ]
     if len(assumed) > _ASSUMED:
-        click.echo(f"{len(assumed) - _ASSUMED} more assumptions; -o json lists all", err=True)
+        notes.append(f"{len(assumed) - _ASSUMED} more assumptions; -o json lists all")
+    for each in notes:
+        text_out(each, sys.stderr)
 
 
 def _describe_error(
