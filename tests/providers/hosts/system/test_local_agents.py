@@ -46,11 +46,11 @@ class Control:
     said: list[dict[str, object]] = field(default_factory=list)
     log: bytes = b""
     deaf: bool = False
-    connections: int = 0  # an agent keeps one for each of messages, the log and orders
+    opened: int = 0  # connections; an agent keeps one for each of messages, the log and orders
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
+        self.opened += 1
         with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -66,7 +66,6 @@ class Control:
                     b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: "
                 )
                 writer.write(b"%d\r\n\r\n" % len(answer) + answer)
-        self.connections -= 1
         writer.close()
 
     async def answer(self, method: str, target: str, body: bytes) -> dict[str, object]:
@@ -277,7 +276,7 @@ def test_a_forked_agent_is_like_one_that_was_started_by_itself(tmp_path: Path) -
                 await provider.launch(gang)
                 await control.hears("running")
                 async with patience():
-                    while not control.log.endswith(b"/0\n") or control.connections < 3:
+                    while not control.log.endswith(b"/0\n") or control.opened < 3:
                         await asyncio.sleep(0.01)
                 (seen,) = await provider.gangs(gang.name)
                 pid = int(seen.nodes[0].engine_id)
@@ -290,10 +289,7 @@ def test_a_forked_agent_is_like_one_that_was_started_by_itself(tmp_path: Path) -
                 os.kill(pid, signal.SIGKILL)
                 await ended(provider, gang.name)
                 assert processes.list_marked(gang.name, 0) == []
-                async with patience():
-                    while control.connections:
-                        await asyncio.sleep(0.01)
-                control.said, control.log = [], b""
+                control.said, control.log, control.opened = [], b"", 0
 
     asyncio.run(scenario())
     assert found[0] == found[1]
