@@ -302,6 +302,37 @@ def test_a_node_changes_nothing_through_links_and_folders_of_ignore_files(pair: 
     assert "sub/.gitignore" in said[0]
 
 
+def test_a_link_out_of_the_folder_on_the_node_removes_nothing_here(pair: Pair) -> None:
+    """Such as a folder of data that the session has moved to a larger disk."""
+    (pair.here / "data").mkdir()
+    for name in ("data/one", "data/two", "main.py", "log", "other"):
+        (pair.here / name).write_text(name)
+    pair.sync()
+    (pair.there / "data").rename(pair.there.parent / "disk")
+    (pair.there / "data").symlink_to(pair.there.parent / "disk")
+    (pair.there / "main.py").unlink()
+    (pair.there / "main.py").symlink_to("/etc/passwd")
+    (pair.there / "log").unlink()
+    os.mkfifo(pair.there / "log")
+    mirror = FolderMirror(pair.here, str(pair.there), "dev", take_new=True)
+    said: list[str] = []
+    for _ in range(2):
+        count = asyncio.run(mirror.settle(pair.tunnel, said.append))  # type: ignore[arg-type]
+        assert count.removed == 0
+    assert read_tree(pair.here) == {
+        "data": "/",
+        **{name: name for name in ("data/one", "data/two", "log", "main.py", "other")},
+    }
+    assert [each for each in said if "links that lead out" in each] == [
+        "on the node, links that lead out of the folder, or pipes, are in the place of data, log, "
+        "main.py: yours stay as they are"
+    ]
+    (pair.there / "main.py").unlink()
+    (pair.there / "main.py").write_text("new")
+    pair.sync()
+    assert (pair.here / "main.py").read_text() == "new"
+
+
 def test_a_folder_beside_a_file_is_left_to_the_user(pair: Pair) -> None:
     (pair.here / "x").mkdir()
     (pair.here / "x" / "inner").write_text("inner")

@@ -152,6 +152,8 @@ class MirrorCount(Struct, kw_only=True):
     new: list[str] = field(default_factory=list)
     # ignored before and not any longer, and left here until the user agrees
     released: list[str] = field(default_factory=list)
+    # kept here, because what is there in their place is not mirrored, such as a link that leads out
+    replaced: list[str] = field(default_factory=list)
     left: int = 0  # paths that changed meanwhile
 
 
@@ -232,7 +234,9 @@ class FolderMirror:
         """Make one pass. Raises CommandFailure, RemoteError and TunnelLost."""
         rules, withheld = self._read_rules(), self._state.withheld
         listing = asyncio.to_thread(_list_here, self._here, rules, withheld)
-        listed, (there, marker) = await asyncio.gather(listing, self._list_there(tunnel, rules))
+        listed, (there, barred, marker) = await asyncio.gather(
+            listing, self._list_there(tunnel, rules)
+        )
         here, is_new = listed.found, not listed.ignored <= withheld
         withheld |= listed.ignored
         there = _drop_withheld(there, withheld)
@@ -244,9 +248,16 @@ class FolderMirror:
         made = _Pass(tunnel, self._here, self._there, self._state.entries, here, there)
         steps = decide(self._state.entries, here, there)
         kept = _find_kept(self._here, steps, here)
+        replaced = {
+            path
+            for path, step in steps.items()
+            if step is MirrorStep.DROP_HERE and not barred.isdisjoint(_list_above(path))
+        }
         takes_all = self._take_new or self._state.is_empty
         new = {} if takes_all else _find_new(steps, self._state, here)
-        taken = {path: step for path, step in steps.items() if path not in kept | new.keys()}
+        taken = {
+            path: step for path, step in steps.items() if path not in kept | replaced | new.keys()
+        }
         count = await made.run(taken)
         if marker is None or marker != self._state.marker:
             self._state.marker = token_hex(16)
@@ -256,6 +267,7 @@ class FolderMirror:
             self._state.waiting = count.new
             await asyncio.to_thread(self._save)
         count.obeyed, count.released = sorted(kept), sorted(listed.released)
+        count.replaced = sorted(replaced & barred)
         return count
 
     def _tell(self, count: MirrorCount, say: Callable[[str], None]) -> None:
@@ -265,7 +277,13 @@ class FolderMirror:
         obeyed = [path for path in count.obeyed if path not in self._told]
         released = [path for path in count.released if path not in self._told]
         new = [path for path in count.new if path not in self._told]
-        self._told.update(unmerged, obeyed, released, new)
+        replaced = [path for path in count.replaced if path not in self._told]
+        self._told.update(unmerged, obeyed, released, new, replaced)
+        if replaced:
+            say(
+                f"on the node, links that lead out of the folder, or pipes, are in the place of "
+                f"{name_some(replaced)}: yours stay as they are"
+            )
         for path in unmerged:
             say(f"{path} is a folder on one side and a file on the other; rename one")
         if obeyed:
@@ -288,7 +306,9 @@ class FolderMirror:
 
     async def _list_there(
         self, tunnel: "NodeTunnel", rules: IgnoreRules
-    ) -> tuple[dict[str, FileFacts], str | None]:
+    ) -> tuple[dict[str, FileFacts], set[str], str | None]:
+        """Return what is mirrored of the node's folder, the paths of what can never be, and the
+        marker."""
         said, data = await tunnel.call("walk", path=self._there, without=list(WITHOUT))
         if said.get("unlisted"):
             raise CommandFailure(
@@ -303,7 +323,8 @@ class FolderMirror:
         if marker is not None:
             _, content = await tunnel.call("get", path=self._there, files=[_MARKER], most=64)
             text = content.decode(errors="replace")
-        return {path: facts for path, facts in found.items() if _takes(path, facts, rules)}, text
+        taken = {path: facts for path, facts in found.items() if _takes(path, facts, rules)}
+        return taken, {path for path, facts in found.items() if not _can_take(path, facts)}, text
 
     def _load(self) -> MirrorState:
         try:
@@ -805,11 +826,23 @@ def _takes(path: str, facts: FileFacts, rules: IgnoreRules) -> bool:
     folder, _, name = path.rpartition("/")
     if name.endswith(PART) or _is_left(name) or (folder and _is_left_below(folder)):
         return False
-    if facts.kind == stat.S_IFLNK and not stays_inside(_item_of(path, facts)):
-        return False
-    if facts.kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK):
+    if not _can_take(path, facts):
         return False
     return not _ignores(f"{path}/" if facts.kind == stat.S_IFDIR else path, rules)
+
+
+def _can_take(path: str, facts: FileFacts) -> bool:
+    """Return whether the entry is of a kind that is mirrored."""
+    if facts.kind == stat.S_IFLNK:
+        return stays_inside(_item_of(path, facts))
+    return facts.kind in (stat.S_IFREG, stat.S_IFDIR)
+
+
+def _list_above(path: str) -> Iterable[str]:
+    """Yield a path and the folders that contain it."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
 
 
 def _ignores(name: str, rules: IgnoreRules) -> bool:
