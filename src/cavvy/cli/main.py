@@ -99,9 +99,9 @@ _OWN: dict[str, dict[str, str]] = {
     },
 }
 # What a first user needs, in the order in which it is needed, as far as it is installed.
-_FIRST = ("init", "setup", "plan", "run", "ps", "logs", "stop", "dev", "serve", "cost")
+_FIRST = ("init", "setup", "plan", "run", "ps", "logs", "stop", "cost")
 # Commands that end or remove what the user may still need.
-ENDING = frozenset({"stop", "rm", "down", "gc", "unserve"})
+_ENDING = ("stop", "rm", "down", "gc")
 # Modules that hold several commands of one noun. A command whose name the module does not have is
 # the function `NAME_command`.
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -155,6 +155,8 @@ class _CommandTable(NamedTuple):
     merged: dict[str, str]  # how commands are called that belong to another one
     inner: tuple[str, ...]  # the names of two words: commands of capabilities in a group
     left_out: dict[str, str]  # why something of a capability is left out
+    first: tuple[str, ...]  # what first users need
+    ending: frozenset[str]  # what ends or removes something
 
 
 def _add_commands() -> _CommandTable:
@@ -168,6 +170,7 @@ def _add_commands() -> _CommandTable:
     }
     sections = {title: list(names.items()) for title, names in _OWN.items()}
     merged, inner = dict(_OWN_MERGED), list[str]()
+    first, ending = list(_FIRST), set(_ENDING)
     for owner, each in _order(found.capabilities):
         if each.name in places:
             left_out[f"{owner}, command {each.name}"] = "another command has its name"
@@ -183,8 +186,15 @@ def _add_commands() -> _CommandTable:
         rows.insert(before[0] if before else len(rows), (each.name, each.summary))
         if each.called:
             merged[each.name] = each.called
+        if each.first_after:
+            places_first = [first.index(name) for name in each.first_after.split() if name in first]
+            first.insert(places_first[0] + 1 if places_first else len(first), each.name)
+        if each.ends:
+            ending.add(each.name)
     table = {title: dict(rows) for title, rows in sections.items() if rows}
-    return _CommandTable(table, places, merged, tuple(inner), left_out)
+    return _CommandTable(
+        table, places, merged, tuple(inner), left_out, tuple(first), frozenset(ending)
+    )
 
 
 def _order(capabilities: Sequence[Capability]) -> Iterator[tuple[str, Command]]:
@@ -200,9 +210,8 @@ def _order(capabilities: Sequence[Capability]) -> Iterator[tuple[str, Command]]:
         yield first
 
 
-SECTIONS, PLACES, MERGED, _INNER, LEFT_OUT = _add_commands()
+SECTIONS, PLACES, MERGED, _INNER, LEFT_OUT, FIRST, ENDING = _add_commands()
 COMMANDS = {name: text for names in SECTIONS.values() for name, text in names.items()}
-FIRST = tuple(name for name in _FIRST if name in COMMANDS)
 
 
 class _OutputClosed(Exception):

@@ -27,6 +27,9 @@ class Command(NamedTuple):
     # how it is called if it belongs to another command, such as "catalog diagram"; `cavvy NAME` is
     # answered, too, but not listed
     called: str = ""
+    # for what first users need: the command of the first section after which it stands there
+    first_after: str = ""
+    ends: bool = False  # whether it ends or removes what users may still need
 
 
 class Mode(NamedTuple):

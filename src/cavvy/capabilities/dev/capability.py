@@ -13,6 +13,7 @@ CAPABILITY = Capability(
             summary=_TEXT,
             section="Work on nodes",
             after=FIRST_ONE,
+            first_after="stop",
         ),
     ),
     docs=("guides/notebooks.md", "concepts/dev-sessions.md"),

@@ -13,6 +13,7 @@ CAPABILITY = Capability(
             summary="Start a service, or deploy a new revision of it.",
             section="Serve requests",
             after=FIRST_ONE,
+            first_after="dev stop",
         ),
         Command(
             name="deploy",
@@ -65,6 +66,7 @@ CAPABILITY = Capability(
             section="Serve requests",
             after="queue",
             called="stop",
+            ends=True,
         ),
     ),
     service_commands=f"{_HERE}.command_parts:CommandParts",
