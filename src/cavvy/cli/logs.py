@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from cavvy.client.wire import EventView, JobDetail
 
 _LOOK_AGAIN_S = 1.0  # seconds between two reads of the events of several jobs
+MOST_HISTORIES = 100  # jobs whose events are read together, each with requests of its own
 
 
 @click.command("logs")
@@ -333,17 +334,22 @@ class _Histories:
     def __init__(
         self, client: "ApiClient", project: str, found: "ArrayDetail | ServedView"
     ) -> None:
+        from cavvy.client.array_wire import ArrayDetail
+
         self._client, self._project = client, project
         self._read: dict[str, int] = {}  # the ID of the last event of each job that was read
         self._names: dict[str, str] = {}  # of the jobs of replicas
         self.look(found)
+        if isinstance(found, ArrayDetail) and len(found.jobs) > MOST_HISTORIES:
+            count = f"the first {MOST_HISTORIES} of {len(found.jobs):,} jobs"
+            click.echo(f"note: {count}; name a job, such as {found.jobs[-1].name}", err=True)
 
     def look(self, found: "ArrayDetail | ServedView") -> None:
         """Take the jobs as they are now."""
         from cavvy.client.array_wire import ArrayDetail
 
         self._jobs = (
-            {each.id: each.name for each in found.jobs}
+            {each.id: each.name for each in found.jobs[:MOST_HISTORIES]}
             if isinstance(found, ArrayDetail)
             else self._name([each.job for each in found.replicas if each.job])
         )

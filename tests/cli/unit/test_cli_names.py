@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from tests.unit.cli_client import T0, FakeClient, client, make_event, make_job, make_machine
 
 import cavvy.client
+from cavvy.cli import logs
 from cavvy.cli.main import cli
 from cavvy.cli.reach import services
 from cavvy.client import ApiError, ExecChunk, wire
@@ -297,3 +298,14 @@ def test_names_of_services_are_completed_where_those_of_jobs_are(named: Named) -
     }
     assert {each.value for each in complete.get_completions(["cp"], "we")} >= {"web:"}
     assert "web" not in {each.value for each in complete.get_completions(["logs"], "web.")}
+
+
+def test_events_of_a_large_array_are_those_of_its_first_jobs(
+    named: Named, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MOST_HISTORIES", 1)
+    named.story = [make_event(1, "queued", "submitted")]
+    named.array = make_array("done", "done")
+    found = run("events", "sweep", "-o", "json")
+    assert {each["job"] for each in json.loads(found.stdout)} == {"sweep.0"}
+    assert "the first 1 of 2 jobs; name a job, such as sweep.1" in found.stderr
