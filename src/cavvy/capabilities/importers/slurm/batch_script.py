@@ -85,6 +85,7 @@ _NOTED |= {
 }
 # options that say how sbatch itself speaks
 _UNHEEDED = split_words("quiet verbose get-user-env parsable ignore-pbs deadline-comment")
+_NEEDS_GPUS = "--{} needs GPUs, and the script asks for none"
 _CONTAINER = "write `image` and `volumes` in a Cavvy file"
 _REFUSED = {
     "begin": "`schedule: {at: TIME}` in a Cavvy file starts a job later",
@@ -410,7 +411,8 @@ class _ScriptReader:
             message = f"--{one} asks for {few} GPUs on a node, and --{two} for {many}"
             self._object(two, message, "keep one of the two lines")
         if len({*map(str.lower, kinds.values())}) > 1:
-            self._object(list(kinds)[-1], f"two types of GPUs: {' and '.join(kinds.values())}")
+            message = f"two types of GPUs: {' and '.join(kinds.values())}"
+            self._object(list(kinds)[-1], message, "keep one of the two lines")
         kind = next(iter(kinds.values()), "")
         if counts and not kind:
             kind = self._read_constraint()
@@ -472,7 +474,11 @@ class _ScriptReader:
         per_gpu = self._number("cpus-per-gpu")
         least = self._number("mincpus")
         if per_gpu and not gpus:
-            self._object("cpus-per-gpu", "--cpus-per-gpu needs GPUs, and the script asks for none")
+            self._object(
+                "cpus-per-gpu",
+                _NEEDS_GPUS.format("cpus-per-gpu"),
+                "write --cpus-per-task, or add --gpus",
+            )
         if each:
             return most * each
         return (per_gpu or 0) * gpus or least or (most if most > 1 else None)
@@ -489,7 +495,9 @@ class _ScriptReader:
             reason = "a node's whole memory; a rented node is the job's alone"
             self._kept.note(self._found["mem"].mark, "--mem", reason)
         if "mem-per-gpu" in sizes and not gpus:
-            self._object("mem-per-gpu", "--mem-per-gpu needs GPUs, and the script asks for none")
+            self._object(
+                "mem-per-gpu", _NEEDS_GPUS.format("mem-per-gpu"), "write --mem, or add --gpus"
+            )
         factor = {"mem": 1, "mem-per-cpu": cpus, "mem-per-gpu": gpus}
         return next((size * factor[name] for name, size in sizes.items() if size), None)
 
@@ -537,7 +545,8 @@ class _ScriptReader:
         env = dict(part.split("=", 1) for part in parts if "=" in part)
         for name in env:
             if not re.fullmatch(r"[A-Za-z_]\w*", name):
-                self._object("export", f"{name!r} cannot be the name of a variable")
+                hint = "a name has letters, digits and _, and does not begin with a digit"
+                self._object("export", f"{name!r} cannot be the name of a variable", hint)
         named = [part for part in parts if part and "=" not in part and part not in ("ALL", "NONE")]
         if named:
             self._kept.note(

@@ -64,7 +64,8 @@ def _read_line(text: str, line: int, column: int) -> Iterator[ScriptOption]:
     try:
         words = shlex.split(text, comments=True)
     except ValueError as error:
-        raise DirectiveError(mark, f"the line cannot be read: {error}") from None
+        message, expected = f"the line cannot be read: {error}", "quotes in pairs"
+        raise DirectiveError(mark, message, expected) from None
     while words:
         word = words.pop(0)
         if word.startswith("--"):

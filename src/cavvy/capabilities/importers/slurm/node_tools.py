@@ -542,7 +542,9 @@ def make_submission(options: dict[str, str | None], rest: list[str]) -> dict[str
         env.update(
             (name, value)
             for name, value in os.environ.items()
-            if before.get(name) != value and not NOT_SENT.fullmatch(name)
+            if before.get(name) != value
+            and re.fullmatch(r"[A-Za-z_]\w*", name)
+            and not NOT_SENT.fullmatch(name)
         )
     unset = [name for name in before if name not in os.environ] if inherits else []
     left_out = ("wrap", "parsable", "wait", "quiet", "verbose")
