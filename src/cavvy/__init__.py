@@ -6,6 +6,20 @@ Task`. To keep the import fast, each name is loaded from `cavvy.sdk` when it is 
 
 TYPE_CHECKING = False  # set without importing `typing`, because every command imports this module
 if TYPE_CHECKING:
+    # at run time, capabilities say what they add (`exports`); editors and type checkers read this
+    from cavvy.capabilities.functions.app import App as App
+    from cavvy.capabilities.functions.app import Function as Function
+    from cavvy.capabilities.functions.app import enter as enter
+    from cavvy.capabilities.functions.app import exit as exit
+    from cavvy.capabilities.functions.app import method as method
+    from cavvy.capabilities.functions.calls import FunctionCall as FunctionCall
+    from cavvy.capabilities.functions.errors import AppBroken as AppBroken
+    from cavvy.capabilities.functions.errors import CallCancelled as CallCancelled
+    from cavvy.capabilities.functions.errors import CallFailed as CallFailed
+    from cavvy.capabilities.functions.errors import CallTimeout as CallTimeout
+    from cavvy.capabilities.functions.errors import NotSendable as NotSendable
+    from cavvy.capabilities.functions.errors import WorkerLost as WorkerLost
+    from cavvy.capabilities.functions.image import FunctionImage as Image
     from cavvy.sdk.array import ArrayResult, JobArray, RowProgress
     from cavvy.sdk.async_client import AsyncClient, AsyncJob, AsyncJobArray
     from cavvy.sdk.client import Client
@@ -45,7 +59,6 @@ if TYPE_CHECKING:
         Checkpoint,
         Disk,
         GitWorkdir,
-        Image,
         Input,
         Limits,
         Network,

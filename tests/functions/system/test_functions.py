@@ -233,6 +233,26 @@ def test_a_missing_module_is_named_with_its_line(home: Path, tmp_path: Path) -> 
     assert "pip_install('nowhere_to_be_found')" in done.stderr
 
 
+def test_calls_of_another_machine_take_the_tunnel(home: Path, tmp_path: Path) -> None:
+    """The caller finds no socket, as if the node were elsewhere."""
+    done = run_main(
+        tmp_path,
+        """
+from cavvy.capabilities.functions import jobs
+def dial_here(path):
+    raise OSError("elsewhere")
+jobs.dial_here = dial_here
+print(wait.remote(3), list(wait.map(range(300))) == list(range(300)))
+size, data = length.remote(b"x" * 3_000_000)
+print(size, len(data), [len(x) if isinstance(x, bytes) else x for x in count.remote(5)])
+""",
+    )
+    assert done.stdout.splitlines() == [
+        "3 True",
+        "3000000 3000000 [0, 1, 2, 200000, 4]",
+    ], done.stderr
+
+
 def test_an_app_that_ends_its_process(home: Path, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
         "import os, cavvy\n"

@@ -4,9 +4,9 @@ The JSON Schema of a task file, for editors; `cavvy validate --schema` prints it
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from cavvy.catalog.residency import OUTSIDE_HINT, list_outside
 from cavvy.domain.tasks import JobLimits, NotifyTarget, ResourceSpec, TaskSpec, Workload
@@ -369,7 +369,10 @@ class TaskKeys(TypedDict, total=False):
     nodes: Annotated["Whole", whole(1, 10_000)]
     topology: Annotated["Topology", TOPOLOGY]
     encrypt: Annotated["Switch", FLAG]
-    image: Annotated["str | Image", FieldSpec(IMAGE, to=("image", "image_build", "image_login"))]
+    image: Annotated[
+        "str | Image | Mapping[str, Any]",
+        FieldSpec(IMAGE, to=("image", "image_build", "image_login")),
+    ]
     workdir: Annotated["LocalPath | GitWorkdir", WORKDIR]
     setup: Annotated["str | Setup", FieldSpec(SETUP, to=("setup", "setup_uses"))]
     env: Annotated["Mapping[str, Scalar]", _ENV]
