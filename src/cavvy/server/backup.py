@@ -47,6 +47,7 @@ from cavvy.store.encrypted_files.data_keys import SERVER_KEY
 from cavvy.store.migrate import HEAD, prepare
 from cavvy.store.own_tables import list_sealed_tables
 from cavvy.store.table_copy import TableDigest, copy_rows, digest_rows, read_revision
+from cavvy.trees import walk_tree
 
 MANIFEST = "manifest.json"
 DATABASE = "cavvy.db"
@@ -60,7 +61,6 @@ _CHUNK = 1 << 20
 _MANIFEST_BYTES = 1 << 30
 # Errors that names in an archive can cause: a file that is also a folder, or a name that is too
 # long.
-_DEEPEST = 64  # parts of a name; the files of a server lie in a few folders
 _OF_NAMES = (EEXIST, ENOTDIR, EISDIR, ENAMETOOLONG)
 
 
@@ -290,8 +290,6 @@ def _place(target: Path, name: str) -> Path:
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts:
         raise _damaged(f"it contains {name!r}")
-    if len(parts) > _DEEPEST:
-        raise _damaged(f"it contains a name of {len(parts)} parts, {name[:40]!r}...")
     path = target.joinpath(*parts)
     make_private(target, path.parent)
     return path
@@ -399,7 +397,7 @@ def list_files(root: Path) -> Iterator[Path]:
 
 def _list(root: Path, *folders: str) -> Iterator[Path]:
     for folder in folders:
-        for where, inner, names in os.walk(root / folder):
+        for where, inner, names in walk_tree(root / folder):
             here = Path(where).relative_to(root)
             inner[:] = sorted(name for name in inner if str(here / name) not in LEFT_OUT)
             for name in sorted(names):

@@ -9,7 +9,6 @@ the rows in PostgreSQL. The command can be repeated if it fails before the datab
 
 import asyncio
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, closing
 from datetime import datetime
@@ -60,6 +59,7 @@ from cavvy.store.leases import Fence, check_fence
 from cavvy.store.migrate import prepare
 from cavvy.store.open import open_store
 from cavvy.store.table_copy import copy_rows, refuse_rows
+from cavvy.trees import remove_tree
 
 _UNPACKED = "restore.part"
 
@@ -110,7 +110,7 @@ def restore(
         refuse_used(files)
     bucket = choose_bucket(home, settings, url)
     unpacked = Path(files.file(_UNPACKED))
-    shutil.rmtree(unpacked, ignore_errors=True)
+    remove_tree(unpacked, ignore_errors=True)
     unpacked.mkdir(mode=0o700)
     try:
         manifest = unpack(archive, unpacked, whole=True)
@@ -121,7 +121,7 @@ def restore(
             send_files(bucket, unpacked)
         _put_in_place(home, files, unpacked, url, bucket)
     finally:
-        shutil.rmtree(unpacked, ignore_errors=True)
+        remove_tree(unpacked, ignore_errors=True)
     return report
 
 
@@ -319,7 +319,7 @@ def _replace(path: Path, target: Path) -> None:
         return
     target.parent.mkdir(mode=0o700, exist_ok=True)
     if target.is_dir():
-        shutil.rmtree(target)
+        remove_tree(target)
     os.replace(path, target)
 
 

@@ -36,6 +36,7 @@ from cavvy.store.bucket_folder import BucketFolder
 from cavvy.store.encrypted_files.data_keys import FileKeys
 from cavvy.store.encrypted_files.streams import make_blob_files
 from cavvy.store.locks import FileLocks, NamedLocks
+from cavvy.trees import remove_tree, walk_tree
 
 _CHUNK = 1 << 20
 # maximum bytes of a path and of a name in it; even with the state folder's path in front, paths
@@ -147,14 +148,14 @@ class CheckpointFolders:
         try:
             for leftover in (fresh, old):
                 if leftover.exists():
-                    shutil.rmtree(leftover)
+                    remove_tree(leftover)
             fresh.mkdir(mode=0o700, parents=True)
             for each in files:
                 _put(blobs, each, fresh / each.path)
             if folder.exists():
                 folder.rename(old)
             fresh.rename(folder)
-            shutil.rmtree(old, ignore_errors=True)
+            remove_tree(old, ignore_errors=True)
         except OSError as error:
             raise _told(error, job) from error
 
@@ -184,7 +185,7 @@ class CheckpointFolders:
                 held = self._bucket.below(project).below(job_id).delete_all("")
             while job.exists():
                 with suppress(FileNotFoundError):
-                    shutil.rmtree(job)
+                    remove_tree(job)
         except OSError as error:
             fault = error.strerror or str(error)
         left = _size_of(job) if self._bucket is None else 0
@@ -243,7 +244,7 @@ def _are_extents(extents: Sequence[tuple[int, int]], size: int) -> bool:
 def _size_of(folder: Path) -> int:
     """Return the bytes of all files below the folder."""
     size = 0
-    for parent, _, files in os.walk(folder):
+    for parent, _, files in walk_tree(folder):
         for name in files:
             with suppress(OSError):
                 size += os.lstat(os.path.join(parent, name)).st_size

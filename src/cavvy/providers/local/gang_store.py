@@ -9,7 +9,6 @@ started but not recorded is found by its command line.
 import fcntl
 import os
 import re
-import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -42,6 +41,7 @@ from cavvy.providers.local.records import (
     RankDeath,
     take_over,
 )
+from cavvy.trees import remove_tree
 
 
 def delete_folder(path: Path) -> None:
@@ -49,13 +49,13 @@ def delete_folder(path: Path) -> None:
     with its module cache, are deleted too.
     """
     try:
-        shutil.rmtree(path)
+        remove_tree(path)
     except PermissionError:
         with suppress(OSError):
             make_removable(str(path))
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path, ignore_errors=True)
     except OSError:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_tree(path, ignore_errors=True)
 
 
 REMEMBERED = timedelta(
@@ -264,7 +264,7 @@ class LocalGangStore(Struct):
             separates=all(config.separates for config in configs),
         )
         for unfinished in self.home.glob("agents/.new-*"):  # of servers that were killed
-            shutil.rmtree(unfinished, ignore_errors=True)
+            remove_tree(unfinished, ignore_errors=True)
         fresh = self._folder(f".new-{spec.name}")
         try:
             fresh.mkdir(mode=0o700, parents=True)
@@ -275,7 +275,7 @@ class LocalGangStore(Struct):
                 write(rank / "config.json", config)
             os.rename(fresh, self._folder(spec.name))
         except OSError:
-            shutil.rmtree(fresh, ignore_errors=True)
+            remove_tree(fresh, ignore_errors=True)
             raise
         return intent
 
