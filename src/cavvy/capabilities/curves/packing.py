@@ -46,13 +46,19 @@ def pack(found: Sequence[Columns]) -> bytes:
     return zlib.compress(len(head).to_bytes(4, "little") + head + body, 6)
 
 
-def unpack(packed: bytes, wants: Callable[[str], bool] = bool) -> list[Columns]:
-    """Return the columns that were packed, of names that are wanted."""
+def unpack(
+    packed: bytes, wants: Callable[[str], bool] = bool, *, width: int | None = None
+) -> list[Columns]:
+    """Return the columns that were packed, of names that are wanted. With `width`, only of rows
+    with so many values, of which the first one has a name that is wanted."""
     data = zlib.decompress(packed)
     at = 4 + int.from_bytes(data[:4], "little")
     found = []
     for own, count, sizes in json.loads(data[4:at]):
-        wanted = [*map(wants, own)]
+        if width is None:
+            wanted = [*map(wants, own)]
+        else:
+            wanted = [len(own) == width and wants(own[0])] * len(own)
         columns = []
         for is_wanted, (decimals, size) in zip(
             (any(wanted), any(wanted), *wanted), sizes, strict=True

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from math import nan
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from cavvy.capabilities.curves.packing import Columns, unpack
 from cavvy.capabilities.curves.wire import WHOLE, Curve, Gap, Window
 
 BRIEF = 512  # values of each curve in the brief version of a piece
+SHORTEST = 32  # in the shortest one, which is read if a curve has many pieces
 _GAPS = 100  # of a curve in an answer
 BRIEF_UP_TO = 1000  # values of a curve for which brief versions are read
 _MOST_WHOLE = 4  # pieces that are read as a whole for a window
@@ -18,15 +20,21 @@ Point = tuple[float, float, float]  # the time, the step and the value
 
 
 def shorten(columns: Sequence[Columns]) -> list[Columns]:
-    """Return the brief version of a piece: the lowest and highest values of each curve's stretches,
-    and beside each value its position among all.
+    """Return the brief versions of a piece: the lowest and highest values of each curve's
+    stretches, and beside each value its position among all. The shortest version has a third
+    column without values, by which it is told from the other one.
     """
     found = []
     for name, points in _points_by_name(columns).items():
-        kept = thin([value for _, _, value in points], BRIEF)
-        times, steps, values = zip(*(points[each] for each in kept), strict=True)
-        positions = [float(each) for each in kept]
-        found.append(Columns((name, ""), [*steps], [*times], [[*values], positions]))
+        for most, more in ((BRIEF, []), (SHORTEST, [nan])):
+            kept = thin([value for _, _, value in points], most)
+            times, steps, values = zip(*(points[each] for each in kept), strict=True)
+            rest = [
+                [*values],
+                [float(each) for each in kept],
+                *([each] * len(kept) for each in more),
+            ]
+            found.append(Columns((name, "", *([""] * len(more))), [*steps], [*times], rest))
     return found
 
 
@@ -45,20 +53,43 @@ def find_whole(pieces: Sequence[Piece], names: Collection[str], window: Window) 
     if not window.is_part:
         return []
     wants = _wanted(names)
-    counts = defaultdict[str, int](int)
-    found = []
-    for piece in pieces:
-        if piece.brief is None:
-            continue
-        for name, numbered in _read_brief(piece.brief, wants):
-            counts[name], base = counts[name] + numbered[-1][0] + 1, counts[name]
-            first, last = (
-                _place(base + number, point, window.by)
-                for number, point in (numbered[0], numbered[-1])
-            )
-            if _overlaps(first, last, window) and piece.number not in found:
-                found.append(piece.number)
+    found = [each.number for each in pieces if _reaches(each, wants, window)]
     return found if len(found) <= _MOST_WHOLE else []
+
+
+def _reaches(piece: Piece, wants: Callable[[str], bool], window: Window) -> bool:
+    """Return whether a piece with a brief version has values in the window."""
+    if piece.brief is None:
+        return False
+    if not window.is_part:
+        return True
+    for _, numbered in _read_brief(piece.brief, wants, is_short=True):
+        (first, begin), (last, end) = numbered[0], numbered[-1]
+        if window.by == "step" and begin[1] != begin[1]:
+            return True  # values are counted, and it is not known here from where
+        if _overlaps(_place(first, begin, window.by), _place(last, end, window.by), window):
+            return True
+    return False
+
+
+def _cut(columns: Sequence[Columns], window: Window) -> Sequence[Columns]:
+    """Leave out rows beside the window, unless their places are not known without counting."""
+    found = []
+    for each in columns:
+        places = each.times if window.by == "time" else each.steps
+        if any(place != place for place in places):
+            found.append(each)
+            continue
+        kept = [at for at, place in enumerate(places) if _lies_in(place, window)]
+        found.append(
+            Columns(
+                each.names,
+                [each.steps[at] for at in kept],
+                [each.times[at] for at in kept],
+                [[own[at] for at in kept] for own in each.values],
+            )
+        )
+    return found
 
 
 def _lies_in(place: float, window: Window) -> bool:
@@ -95,13 +126,27 @@ def make_curves(
     wants = _wanted(names)
     found = defaultdict[str, list[tuple[int, Point]]](list)
     counts = defaultdict[str, int](int)
-    for _, whole, brief in pieces:
-        if brief is not None and (whole is None or (most <= BRIEF_UP_TO and not window.is_part)):
-            for name, numbered in _read_brief(brief, wants):
-                found[name] += [(counts[name] + number, point) for number, point in numbered]
+    inside = {each.number for each in pieces if _reaches(each, wants, window)}
+    is_short = len(inside) * SHORTEST >= most
+    for piece in pieces:
+        is_beside = piece.brief is not None and piece.number not in inside
+        briefly = piece.whole is None or (most <= BRIEF_UP_TO and not window.is_part)
+        if piece.brief is not None and (briefly or is_beside):
+            for name, numbered in _read_brief(piece.brief, wants, is_short=is_short or is_beside):
+                if not is_beside:
+                    found[name] += [(counts[name] + number, point) for number, point in numbered]
                 counts[name] += numbered[-1][0] + 1  # the last value is always there
             continue
-        for name, points in _points_by_name(unpack(whole or b"", wants)).items():
+        columns = unpack(piece.whole or b"", wants)
+        if piece.brief is not None and window.is_part:
+            cut = _points_by_name(_cut(columns, window))
+            for name, numbered in _read_brief(piece.brief, wants, is_short=True):
+                found[name] += [
+                    (counts[name] + number, point) for number, point in enumerate(cut.get(name, ()))
+                ]
+                counts[name] += numbered[-1][0] + 1
+            continue
+        for name, points in _points_by_name(columns).items():
             found[name] += [(counts[name] + number, point) for number, point in enumerate(points)]
             counts[name] += len(points)
     keys = {read_key(each)._replace(is_odd=False) for each in found}
@@ -165,12 +210,11 @@ def _points_by_name(columns: Sequence[Columns]) -> Mapping[str, list[Point]]:
 
 
 def _read_brief(
-    brief: bytes, wants: Callable[[str], bool]
+    brief: bytes, wants: Callable[[str], bool], *, is_short: bool
 ) -> Iterator[tuple[str, list[tuple[int, Point]]]]:
-    for each in unpack(brief, lambda key: not key or wants(key)):
-        if len(each.names) == 2:  # of other names, only the positions were unpacked
-            points = zip(each.times, each.steps, each.values[0], strict=True)
-            yield each.names[0], [*zip(map(int, each.values[1]), points, strict=True)]
+    for each in unpack(brief, wants, width=3 if is_short else 2):
+        points = zip(each.times, each.steps, each.values[0], strict=True)
+        yield each.names[0], [*zip(map(int, each.values[1]), points, strict=True)]
 
 
 def thin(values: Sequence[float], most: int) -> Sequence[int]:
