@@ -65,7 +65,6 @@ from cavvy.store.meters import SqlMeters
 from cavvy.store.own_tables import list_left_out, list_tables_with_snapshots
 from cavvy.store.prepared import Row
 from cavvy.store.queue import READY, TURN, SqlQueue
-from cavvy.store.queued_calls import SqlQueuedCalls
 from cavvy.store.retention import SqlRetention
 from cavvy.store.rows import (
     ALLOCATIONS,
@@ -162,7 +161,7 @@ class Store:
         self.sign_ins, self.budgets = SqlSignIns(*database), SqlBudgets(*database)
         self.services, self.meters = SqlServices(*database), SqlMeters(*database)
         self.provider_credentials = SqlCredentials(*database)
-        self.archive, self.queued_calls = SqlArchive(*database), SqlQueuedCalls(*database)
+        self.archive = SqlArchive(*database)
         self.queue = SqlQueue(*database, self._held, self._read_brief)
         self.retention = SqlRetention(*database)
         self.arrays, self.figures = SqlArrays(*database), SqlFigures(*database)

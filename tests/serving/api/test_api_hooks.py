@@ -12,6 +12,7 @@ import pytest
 from tests.api.api_state import Api, open_api
 
 from cavvy.api.hook_limits import IN_PROGRESS_EACH, WRONG_ALL, WRONG_EACH
+from cavvy.capabilities.serving.call_rows import calls_of
 from cavvy.capabilities.serving.decide.webhook_calls import sign_standard
 from cavvy.domain.queued_calls import MOST_BYTES
 
@@ -74,7 +75,7 @@ async def post(
 
 
 async def count(api: Api) -> int:
-    counts = await api.app_state.store.queued_calls.count("default", "chat")
+    counts = await calls_of(api.app_state.store).count("default", "chat")
     return sum(number for state, number in counts.items() if state != "forgotten")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.api.api_state import Api, open_api, until
 
+from cavvy.capabilities.serving.call_rows import calls_of
 from cavvy.domain.queued_calls import CallState
 from cavvy.domain.values import replace
 
@@ -47,7 +48,7 @@ async def test_a_call_is_queued_once_sent_retried_and_purged(api: Api) -> None:
     assert (reused["code"], reused["hint"]) == ("key-reused", "give this call another ID")
     assert len((await submit(api)).json()["id"]) > 10, "the server makes an ID"
 
-    calls = api.app_state.store.queued_calls
+    calls = calls_of(api.app_state.store)
     listed = (await api.http.get(f"{SERVICE}/calls?state=waiting")).json()
     assert listed["counts"] == {"waiting": 2}
     found = await calls.get("default", "chat", "one")

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cavvy.capabilities.serving.call_rows import calls_of
 from cavvy.domain.queued_calls import IDS_KEPT, CallState, QueuedCall
 from cavvy.domain.values import replace
 from cavvy.store.base import RowNotFound, StaleVersion
@@ -25,7 +26,7 @@ def end(call: QueuedCall, state: CallState = CallState.DONE) -> QueuedCall:
 
 
 async def test_an_id_is_one_call_and_its_result_is_written_once(store: Store) -> None:
-    calls = store.queued_calls
+    calls = calls_of(store)
     call = make_call("a")
     assert await calls.add([(call, b"\x00one"), (make_call("b", after_s=-5), b"")]) == ["a", "b"]
     assert await calls.add([(call, b"two"), (make_call("c"), b"")]) == ["c"]
@@ -52,7 +53,7 @@ async def test_an_id_is_one_call_and_its_result_is_written_once(store: Store) ->
 
 
 async def test_a_call_of_an_event_is_forgotten_and_not_added_again(store: Store) -> None:
-    calls = store.queued_calls
+    calls = calls_of(store)
     pairs = [(make_call("own"), b"x"), (make_call("event", source="bucket"), b"x")]
     await calls.add(pairs)
     for each in await calls.list("p", "s"):
@@ -72,7 +73,7 @@ async def test_a_call_of_an_event_is_forgotten_and_not_added_again(store: Store)
 
 
 async def test_ids_of_deliveries_and_ticks_expire_and_those_of_objects_do_not(store: Store) -> None:
-    calls, day = store.queued_calls, timedelta(days=1)
+    calls, day = calls_of(store), timedelta(days=1)
     sources = {"tick": "cron", "sent": "webhook", "put": "bucket", "old": "webhook"}
     pairs = [(make_call(name, source=source), b"x") for name, source in sources.items()]
     anchor = replace(make_call("anchor", source="cron"), state=CallState.FORGOTTEN)

@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+from cavvy.capabilities.serving.call_rows import calls_of
 from cavvy.capabilities.serving.control.call_queue import CallQueue
 from cavvy.capabilities.serving.control.front import ServingParts
 from cavvy.capabilities.serving.control.reconciler import service_key
@@ -62,12 +63,12 @@ async def test_a_silent_bucket_delays_no_calls() -> None:
             StoredService(project="p", name="s", id="i", created_at=NOW, task=task)
         )
         call = QueuedCall(project="p", service="s", id="a", submitted_at=NOW, due_at=NOW)
-        await store.queued_calls.add([(call, b"")])
+        await calls_of(store).add([(call, b"")])
         after = await queue.reconcile(KEY)
         assert after is not None
         assert after <= timedelta(minutes=5), "the next time of the cron line"
         await ended.wait()
-        assert (await store.queued_calls.get("p", "s", "a")).state is CallState.DONE
+        assert (await calls_of(store).get("p", "s", "a")).state is CallState.DONE
         await queue.reconcile(KEY)
         assert buckets.asked == 1, "one listing of a bucket at a time"
         assert queue.list_sent(KEY) == frozenset()

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
+from cavvy.capabilities.serving.call_rows import calls_of
 from cavvy.capabilities.serving.control.call_queue import CronTicks
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.domain.queued_calls import IDS_KEPT, CallState, QueuedCall
@@ -27,7 +28,7 @@ async def times(store: MemoryStore) -> list[str]:
 
 
 async def waiting(store: MemoryStore) -> list[QueuedCall]:
-    return list(await store.queued_calls.list("p", "s"))
+    return list(await calls_of(store).list("p", "s"))
 
 
 def test_each_time_is_called_once_by_two_servers_of_which_one_is_replaced() -> None:
@@ -45,10 +46,10 @@ def test_each_time_is_called_once_by_two_servers_of_which_one_is_replaced() -> N
             "13:00",
         ]
         for call in await waiting(store):
-            await store.queued_calls.put(
+            await calls_of(store).put(
                 replace(call, state=CallState.DONE, ended_at=clock.now(), expires_at=clock.now())
             )
-        await store.queued_calls.expire(clock.now())
+        await calls_of(store).expire(clock.now())
         await CronTicks(store, clock).add_due(SERVICE)
         assert await times(store) == [], "its call is forgotten, and not made again"
 
@@ -82,10 +83,10 @@ def test_a_time_whose_id_has_expired_causes_no_other_call() -> None:
         await clock.sleep_until(START + timedelta(days=28))  # on the 2nd of February
         await CronTicks(store, clock).add_due(service)
         assert await times(store) == ["03:00"]
-        await store.queued_calls.purge("p", "s", CallState.WAITING, clock.now())
+        await calls_of(store).purge("p", "s", CallState.WAITING, clock.now())
         await clock.sleep_until(clock.now() + IDS_KEPT + timedelta(days=1))
-        await store.queued_calls.expire(clock.now())
-        assert await store.queued_calls.count("p", "s") == {CallState.FORGOTTEN: 1}
+        await calls_of(store).expire(clock.now())
+        assert await calls_of(store).count("p", "s") == {CallState.FORGOTTEN: 1}
         await CronTicks(store, clock).add_due(service)  # a new server
         assert await times(store) == []
 

@@ -1,6 +1,13 @@
 """What services contribute."""
 
-from cavvy.frame.capability import FIRST_ONE, Capability, Command, ConsoleAction, ConsolePage
+from cavvy.frame.capability import (
+    FIRST_ONE,
+    Capability,
+    Command,
+    ConsoleAction,
+    ConsolePage,
+    OwnTables,
+)
 
 _HERE = "cavvy.capabilities.serving"
 CAPABILITY = Capability(
@@ -89,5 +96,6 @@ CAPABILITY = Capability(
         ConsoleAction("/services/{project}/{name}/retry", f"{_HERE}.pages:retry"),
         ConsoleAction("/services/{project}/{name}/calls/{call}/retry", f"{_HERE}.pages:retry_one"),
     ),
+    tables=OwnTables(_HERE),
     reconcilers=(f"{_HERE}.keeper:Serving",),
 )

@@ -5,6 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from cavvy.api.app_state import AppState
+from cavvy.capabilities.serving.call_rows import calls_of
 from cavvy.capabilities.serving.control.call_queue import CallQueue
 from cavvy.capabilities.serving.control.front import ServingParts
 from cavvy.capabilities.serving.control.reconciler import ServiceReconciler, is_service_key
@@ -74,7 +75,7 @@ class Serving(StandingReconciler):
 
     async def sweep(self) -> None:
         await RequestBills(self._store).sweep()
-        await self._store.queued_calls.expire(self._clock.now())
+        await calls_of(self._store).expire(self._clock.now())
 
     async def is_needed(self) -> bool:
         return await self.requests.any()

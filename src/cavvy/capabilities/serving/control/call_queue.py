@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
+from cavvy.capabilities.serving.call_rows import calls_of
 from cavvy.capabilities.serving.control.front import ServiceFront, ServingParts
 from cavvy.capabilities.serving.control.reconciler import service_key
 from cavvy.capabilities.serving.decide.queued_calls import (
@@ -120,7 +121,7 @@ class CallQueue:
         if free <= 0:
             return None
         now = self._clock.now()
-        for call in await self._store.queued_calls.due(service.project, service.name, free, sent):
+        for call in await calls_of(self._store).due(service.project, service.name, free, sent):
             if call.due_at > now:
                 return call.due_at - now
             self._sent.setdefault(key, set()).add(call.id)
@@ -139,7 +140,7 @@ class CallQueue:
             ended = settle(call, answer, service.spec.queue, self._clock.now())
             kept = answer.body if ended.state is not CallState.WAITING else b""
             with suppress(StaleVersion):  # another server has stored a result
-                await self._store.queued_calls.put(ended, kept if len(kept) <= MOST_BYTES else b"")
+                await calls_of(self._store).put(ended, kept if len(kept) <= MOST_BYTES else b"")
         except StoreError as error:  # the call is sent again
             extra = {"service": service.name, "call": call.id}
             _log.warning("the result of a call was not stored: %s", error, extra=extra)
@@ -155,7 +156,7 @@ class CallQueue:
     ) -> CallAnswer:
         try:
             if call.object is None:
-                body = (await self._store.queued_calls.bodies(call))[0]
+                body = (await calls_of(self._store).bodies(call))[0]
             else:
                 body = make_object_event(call, await self._sign(call))
         except ObjectError as error:
@@ -205,10 +206,10 @@ class CallQueue:
             calls = await self._find_calls(service, trigger, self._clock.now())
             for start in range(0, len(calls), _ADDED_AT_ONCE):
                 most = service.spec.queue.waiting
-                if await self._store.queued_calls.has_waiting(service.project, service.name, most):
+                if await calls_of(self._store).has_waiting(service.project, service.name, most):
                     break  # the next listing finds the objects again
                 part = calls[start : start + _ADDED_AT_ONCE]
-                await self._store.queued_calls.add([(each, b"") for each in part])
+                await calls_of(self._store).add([(each, b"") for each in part])
         except (ObjectError, StoreError) as error:
             _log.warning("the objects of a bucket were not listed: %s", error, extra=extra)
         finally:
@@ -287,12 +288,12 @@ class CronTicks:
             return since, upcoming
         if due := find_last(trigger, since, now):
             call, body = call_at(service, trigger, due), trigger.body.encode()
-            await self._store.queued_calls.add([(call, body)])
+            await calls_of(self._store).add([(call, body)])
         return due or since, find_next(trigger, now) or now + _NEVER
 
     async def _find_since(self, service: StoredService, trigger: CronTrigger) -> datetime:
         """Return the time after which the trigger causes calls."""
-        calls, anchor = self._store.queued_calls, make_anchor(service, trigger, self._clock.now())
+        calls, anchor = calls_of(self._store), make_anchor(service, trigger, self._clock.now())
         if not await calls.add([(anchor, b"")]):
             anchor = await calls.get(anchor.project, anchor.service, anchor.id)
         known = max(anchor.submitted_at, service.created_at)
@@ -325,7 +326,7 @@ class QueuedCallRequests:
         self, parts: ServingParts, list_sent: Callable[[str], frozenset[str] | None]
     ) -> None:
         self._list_sent = list_sent
-        self._store, self._calls = parts.store, parts.store.queued_calls
+        self._store, self._calls = parts.store, calls_of(parts.store)
         self._clock, self._jobs, self._hint = parts.clock, parts.jobs, parts.hint
 
     async def submit(self, asked: QueuedCall, body: bytes) -> tuple[QueuedCall, bool]:
@@ -483,17 +484,17 @@ class WebhookDeliveries:
             return AcceptedDelivery(challenge=challenge)
         made = calls_for_request(service, trigger, delivery.id, headers, body, now)
         most = service.spec.queue.waiting
-        if await self._store.queued_calls.has_waiting(project, name, most):
+        if await calls_of(self._store).has_waiting(project, name, most):
             await self._check_known(made.once or made.calls[0][0], most)
             return AcceptedDelivery(calls=len(made.calls))
-        new = await self._store.queued_calls.add(made.calls, made.once)
+        new = await calls_of(self._store).add(made.calls, made.once)
         self._hint(calls_key(service_key(project, name)))
         return AcceptedDelivery(calls=len(made.calls), new=len(new))
 
     async def _check_known(self, call: QueuedCall, most: int) -> None:
         """Raise QueueFull unless the call or the delivery is already stored."""
         try:
-            await self._store.queued_calls.get(call.project, call.service, call.id)
+            await calls_of(self._store).get(call.project, call.service, call.id)
         except RowNotFound:
             raise QueueFull(call.service, most) from None
 

@@ -1,4 +1,4 @@
-"""Calls in the queues of services: `Store.queued_calls`.
+"""The rows of the calls in the queues of services.
 
 Each call is stored in one row from its submission until it ends. The result is written only once: a
 write that ends a call succeeds only if the call's row still has the version that was read.
@@ -15,6 +15,7 @@ from cavvy.store.base import RowNotFound, StaleVersion
 from cavvy.store.documents import encode, to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import insert_into, update_of
+from cavvy.store.sql import Store
 
 _decode = msgspec.json.Decoder(QueuedCall).decode
 _KEY = ("project", "service", "call_id")
@@ -39,6 +40,11 @@ _FORGET = (
     f"CASE WHEN source = '{BUCKET}' THEN NULL ELSE CAST(? AS BIGINT) END, version = version + 1 "
     "WHERE source <> '' AND state <> 'forgotten' AND "
 )
+
+
+def calls_of(store: Store) -> "SqlQueuedCalls":
+    """Return the calls of a store."""
+    return SqlQueuedCalls(*store.database)
 
 
 class SqlQueuedCalls:
