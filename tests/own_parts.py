@@ -5,7 +5,14 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 
-from cavvy.frame.discover import find_capabilities
+import pytest
+
+from cavvy.frame.discover import find_capabilities, list_file_tools
+
+# a test with a file of another tool, which some capability must read
+reads_other_tools = pytest.mark.skipif(
+    not list_file_tools(), reason="no capability reads files of other tools"
+)
 
 
 def read_own(name: str) -> Iterator[ModuleType]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.own_parts import reads_other_tools
 from tests.unit.cli_client import FakeClient
 
 import cavvy.cli.run
@@ -51,6 +52,7 @@ def overrides(sent: list[dict[str, object]]) -> object:
     return json.loads(sent[-1]["origin"].overrides)  # type: ignore[attr-defined]  # a RunOrigin
 
 
+@reads_other_tools
 def test_options_are_sent_beside_the_file(
     sent: list[dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +102,7 @@ def test_a_task_from_standard_input(sent: list[dict[str, object]]) -> None:
     assert sent[0]["text"] == "name: b\nrun: x"
 
 
+@reads_other_tools
 def test_the_tool_can_be_named(sent: list[dict[str, object]], tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("name: My_Task\nrun: x")
     refused = run("a.yaml")
@@ -227,6 +230,7 @@ def frozen(sent: list[dict[str, object]], uploaded: dict[str, bytes | Path]) -> 
     return [each["path"] for each in json.loads(manifest)["files"]]
 
 
+@reads_other_tools
 def test_local_files_of_another_tool_are_submitted_beside_the_folder(
     sent: list[dict[str, object]], uploaded: dict[str, bytes | Path], tmp_path: Path
 ) -> None:
@@ -242,6 +246,7 @@ def test_local_files_of_another_tool_are_submitted_beside_the_folder(
     assert frozen(sent, uploaded) == [".mounts/0-data/b", "a.py", "conf/c.txt"]
 
 
+@reads_other_tools
 def test_without_a_working_folder_only_the_named_files_are_submitted(
     sent: list[dict[str, object]], uploaded: dict[str, bytes | Path], tmp_path: Path
 ) -> None:
@@ -252,6 +257,7 @@ def test_without_a_working_folder_only_the_named_files_are_submitted(
     assert frozen(sent, uploaded) == [".mounts/0-c.txt"]
 
 
+@reads_other_tools
 @pytest.mark.parametrize(
     ("mounts", "message"),
     [
@@ -272,6 +278,7 @@ def test_missing_local_files_are_found_before_the_submission(
     assert not sent
 
 
+@reads_other_tools
 @pytest.mark.parametrize(
     ("text", "variable", "message"),
     [
@@ -303,6 +310,7 @@ def test_validate_and_run_refuse_the_same_files(
     assert not sent
 
 
+@reads_other_tools
 def test_a_branch_is_submitted_as_the_commit_that_it_is_at(
     sent: list[dict[str, object]], tmp_path: Path
 ) -> None:
@@ -335,6 +343,7 @@ def test_a_branch_is_submitted_as_the_commit_that_it_is_at(
     )
 
 
+@reads_other_tools
 def test_a_path_with_an_unset_variable_is_refused_until_env_sets_it(
     sent: list[dict[str, object]], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.own_parts import reads_other_tools
 from tests.records import make_job_record
 
 from cavvy.control.decide.node_pools import (
@@ -277,6 +278,7 @@ def test_a_file_of_a_pool() -> None:
     assert pool.resources.max_rate is not None
 
 
+@reads_other_tools
 def test_a_pool_of_skypilot() -> None:
     text = "pool: {min_workers: 1, max_workers: 3, downscale_delay_seconds: 1200}\n"
     text += "resources: {accelerators: 'A100-80GB:8', use_spot: true, cloud: aws}"
@@ -291,6 +293,7 @@ def test_a_pool_of_skypilot() -> None:
     assert read_pool(own, file="x", project="p") == parse_pool(own, file="x", project="p")
 
 
+@reads_other_tools
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -337,6 +340,7 @@ def test_a_wrong_file_of_a_pool(text: str, problem: str) -> None:
         parse_pool(text, file="pool.yaml", project="p")
 
 
+@reads_other_tools
 def test_a_fleet_of_dstack_is_a_pool() -> None:
     text = "type: fleet\nname: gpus\nnodes: 1..4\nplacement: cluster\nidle_duration: 1h\n"
     text += "resources: {gpu: A100:80GB:8}\nspot_policy: auto\nbackends: [aws]\nmax_price: 30"
@@ -358,6 +362,7 @@ def test_a_fleet_of_dstack_is_a_pool() -> None:
         assert pool.spot_share == 0
 
 
+@reads_other_tools
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -379,6 +384,7 @@ def test_a_wrong_fleet_of_dstack(text: str, problem: str) -> None:
         read_pool(f"type: fleet\n{text}", file="fleet.yml", project="p")
 
 
+@reads_other_tools
 @pytest.mark.parametrize("key", ["workers: ", "min_workers: 1, max_workers: "])
 @pytest.mark.parametrize("count", [str(10**4 + 1), "9" * 23])
 def test_a_pool_of_skypilot_has_a_largest_size(key: str, count: str) -> None:

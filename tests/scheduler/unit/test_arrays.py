@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from tests.own_parts import reads_other_tools
 
 from cavvy.domain.arrays import count_members, find_phase, list_indices, make_member
 from cavvy.domain.shares import QueueRow
@@ -183,6 +184,7 @@ def test_a_swept_parameter_cannot_be_set_too() -> None:
         parse_task(f"{PARAMS}sweep: {{n: [1, 2]}}\n{RUN}", params={"n": 1})
 
 
+@reads_other_tools
 def test_files_of_other_tools_have_arrays_but_no_sweeps() -> None:
     text = "resources: {accelerators: A100}\nrun: x\n"
     assert count_members(read(text, array="0-3")) == 4

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from tests.own_parts import reads_other_tools
 
 import cavvy
 from cavvy import InvalidArgument, InvalidTask, Resources, Task
@@ -256,6 +257,7 @@ def test_a_task_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         Task.from_file("missing.yaml")
 
 
+@reads_other_tools
 def test_a_file_of_skypilot_is_a_task(tmp_path: Path) -> None:
     file = tmp_path / "old.yaml"
     file.write_text("num_nodes: 2\nrun: echo hi\n")

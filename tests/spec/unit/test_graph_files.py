@@ -5,6 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from tests.own_parts import reads_other_tools
 
 from cavvy.domain.tasks import JobDependency, JobGroup, StartCondition
 from cavvy.spec import SpecError
@@ -117,6 +118,7 @@ def test_options_for_one_task_are_refused(tmp_path: Path) -> None:
         load_task(file)
 
 
+@reads_other_tools
 def test_a_pipeline_of_skypilot_runs_its_tasks_one_after_another(tmp_path: Path) -> None:
     file = write(tmp_path, PIPELINE)
     found = load_file(file)
@@ -201,6 +203,7 @@ def test_groups_that_wait_for_each_other_are_refused(tmp_path: Path) -> None:
         load_tasks(write(tmp_path, "\n---\n".join(tasks)))
 
 
+@reads_other_tools
 def test_a_job_group_of_skypilot_is_a_group(tmp_path: Path) -> None:
     file = write(tmp_path, JOB_GROUP)
     loaded = load_tasks(file)
@@ -223,6 +226,7 @@ def test_a_job_group_of_skypilot_is_a_group(tmp_path: Path) -> None:
         assert load_task(file, options=options).task == each.task
 
 
+@reads_other_tools
 @pytest.mark.parametrize(
     "delay", ["25h", "{default: 30s, buffer: 2d}", "99999999999w", f"{'9' * 5000}s"]
 )
@@ -233,12 +237,14 @@ def test_a_job_group_whose_helpers_stay_too_long_is_refused(tmp_path: Path, dela
     assert "at most 24h" in str(refused.value)
 
 
+@reads_other_tools
 def test_a_node_with_an_impossible_number_keeps_its_name(tmp_path: Path) -> None:
     name = f"reward_server-{'9' * 5000}.$SKYPILOT_JOBGROUP_NAME"
     text = JOB_GROUP.replace("reward_server-1.$SKYPILOT_JOBGROUP_NAME", name)
     assert name in (load_tasks(write(tmp_path, text))[0].task.setup or "")
 
 
+@reads_other_tools
 @pytest.mark.parametrize(
     ("delay", "seconds"), [("0x1F", 31), ("1_000", 1000), ("'90'", 90), ("{default: 0x10}", 16)]
 )
@@ -250,6 +256,7 @@ def test_a_delay_of_skypilot_may_be_any_whole_number(
     assert found == JobGroup(name="rl-run", helper=True, linger=timedelta(seconds=seconds))
 
 
+@reads_other_tools
 def test_a_job_group_without_primary_tasks_has_no_helpers(tmp_path: Path) -> None:
     text = "name: a\nexecution: parallel\n---\nname: a\nrun: x\n---\nname: b\nrun: x\n"
     assert [each.task.group for each in load_tasks(write(tmp_path, text))] == [

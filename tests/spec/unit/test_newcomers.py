@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
+from tests.own_parts import reads_other_tools
 
 from cavvy.cli.main import cli
 from cavvy.domain.targets import is_web_address
@@ -120,6 +121,7 @@ def test_a_file_that_is_no_audit_log() -> None:
     )
 
 
+@reads_other_tools
 def test_every_option_with_a_number_has_a_type_of_cavvy() -> None:
     def walk(command: click.Command) -> list[str]:
         with click.Context(command) as ctx:

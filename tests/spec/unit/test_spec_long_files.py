@@ -5,6 +5,7 @@ reading that takes quadratic time, each of these tests would exceed the time of 
 import json
 
 import pytest
+from tests.own_parts import reads_other_tools
 
 from cavvy.spec import SpecError
 from cavvy.spec.problems import MOST_PROBLEMS
@@ -84,6 +85,7 @@ def test_a_service_has_at_most_100_sources_of_calls() -> None:
     assert found.expected == "at most 100 entries"
 
 
+@reads_other_tools
 @pytest.mark.parametrize(
     "file",
     [
@@ -98,6 +100,7 @@ def test_files_of_other_tools_have_the_same_limits(file: dict[str, object]) -> N
     assert "entries are too many" in str(read_problems(**file))
 
 
+@reads_other_tools
 @pytest.mark.parametrize(
     "text",
     [

@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 import pytest
+from tests.own_parts import reads_other_tools
 
 from cavvy.domain.tasks import SpotPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
@@ -23,6 +24,7 @@ def read(text: str, overrides: str) -> TaskSpec:
     return parse_task(text, options=ReadOptions(overrides=overrides))
 
 
+@reads_other_tools
 @pytest.mark.parametrize("kind", FILES)
 def test_resources_hold_in_every_alternative(kind: str) -> None:
     before, after = (
@@ -63,6 +65,7 @@ def test_variables_and_secrets_are_added() -> None:
     assert (task.env, task.secrets) == ({"B": "2"}, ("C", "A"))
 
 
+@reads_other_tools
 def test_a_variable_reaches_the_paths_of_a_skypilot_file() -> None:
     text = "envs: {BUCKET: }\nfile_mounts: {/data: 's3://$BUCKET/x/'}\nrun: x"
     task = read(text, "env: {BUCKET: mine}")
@@ -70,11 +73,13 @@ def test_a_variable_reaches_the_paths_of_a_skypilot_file() -> None:
     assert (task.env, task.secrets) == ({"BUCKET": "mine"}, ())
 
 
+@reads_other_tools
 def test_a_variable_replaces_one_of_a_dstack_list() -> None:
     task = read("type: task\nenv: [A=1, B]\ncommands: [x]", "env: {A: '2', B: '3'}")
     assert (task.env, task.secrets) == ({"A": "2", "B": "3"}, ())
 
 
+@reads_other_tools
 def test_another_command_gets_the_variables_of_the_tool() -> None:
     task = read("num_nodes: 2\nrun: x", "run: echo $SKYPILOT_NODE_RANK")
     assert task.run.endswith("own commands\necho $SKYPILOT_NODE_RANK")
