@@ -123,7 +123,7 @@
           spanGaps: false,
           value: (_, each) => show(each),
           alpha: number < MOST_LINES ? 1 : 0.5,
-          class: number < MOST_LINES || this.lines.length <= MOST_NAMED ? "" : "hidden-label",
+          ...(number < MOST_LINES || this.lines.length <= MOST_NAMED ? {} : { class: "hidden-label" }),
         });
         values.push(state.smooth ? smooth(own, state.smooth) : own);
         if (line.low) {

@@ -1,0 +1,48 @@
+"""Charts of curves in a real browser, with a real embedded server and a local job."""
+
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from tests.console.system.test_console_browser import console
+from tests.system.chromium import chromium
+from tests.system.server_state import home_with_jobs
+
+from cavvy import Client, Task
+
+pytestmark = pytest.mark.system
+SCRIPT = f"""{sys.executable} -c '
+for step in range(400): print(f"step {{step}} loss={{2 / (step + 1):.4f}} acc={{step / 400:.4f}}")
+'"""
+DRAWN = "document.querySelectorAll('.curve-chart .u-over').length"
+ASKED = (
+    "performance.getEntriesByType('resource').filter((each) => each.name.includes('from=')).length"
+)
+
+
+def test_charts_are_drawn_and_zoom(tmp_path: Path) -> None:
+    (tmp_path / "browser").mkdir()
+    with (
+        home_with_jobs(tmp_path / "home"),
+        Client() as client,
+        console(tmp_path) as address,
+        chromium(tmp_path / "browser") as tab,
+    ):
+        job = client.submit(Task(SCRIPT, name="fit", resources={"providers": "local"}))
+        job.wait()
+        site = f"http://{urlsplit(address).netloc}"
+        tab.open(address)
+        for page in (f"/jobs/default/{job.id}", "/runs?project=default"):
+            tab.open(site + page)
+            tab.evaluate("document.getElementById('curves-title').scrollIntoView()")
+            tab.wait(f"{DRAWN} === 2")
+        tab.open(f"{site}/jobs/default/{job.id}?smooth=0.5&scale=log&by=time")
+        tab.evaluate("document.getElementById('curves-title').scrollIntoView()")
+        tab.wait(f"{DRAWN} === 2")
+        assert tab.evaluate("document.querySelector('#curves')") is None, "the script replaced them"
+        tab.open(f"{site}/jobs/default/{job.id}?from=100&to=200")
+        tab.evaluate("document.getElementById('curves-title').scrollIntoView()")
+        tab.wait(f"{DRAWN} === 2 && {ASKED} > 0")
+        assert not tab.evaluate("document.getElementById('curve-reset').hidden")
+        assert tab.errors == []
