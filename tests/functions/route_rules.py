@@ -5,3 +5,7 @@ SENSITIVE = {
     ("DELETE", "/v1/projects/{project}/apps/{name}"): {"member", "operator", "admin"},
     ("POST", "/v1/projects/{project}/apps/{name}/claim"): {"member", "operator", "admin"},
 }
+READS = {
+    "/v1/projects/{project}/apps": ("path", "view"),
+    "/v1/projects/{project}/apps/{name}": ("path", "view"),
+}

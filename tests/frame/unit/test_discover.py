@@ -1,5 +1,6 @@
 """Capabilities are found, and those that cannot be used are left out with the reason."""
 
+import ast
 import json
 import os
 import re
@@ -86,7 +87,8 @@ def test_the_rest_works_without_a_capability(name: str, source: Path, tmp_path: 
         kept = [word for word in rows if word not in gone]
         assert list(rest["sections"].get(title, ())) == kept  # type: ignore[attr-defined]
     assert left.logged == shown.logged == []
-    assert users <= {
+    typed = {"__init__.py"} if any(each.exports for each in taken) else set()
+    assert users - typed <= {
         each.name for each in find_capabilities().capabilities if name in (*each.needs, *each.uses)
     }
     assert bool(shown.tables - left.tables) == any(each.tables for each in taken)
@@ -96,6 +98,29 @@ def test_the_rest_works_without_a_capability(name: str, source: Path, tmp_path: 
     }
     for before, after in zip(shown[:3], left[:3], strict=True):
         assert after <= before
+
+
+def test_type_checkers_read_what_capabilities_export() -> None:
+    """`cavvy` imports it only for them; what runs asks the capabilities."""
+    tree = ast.parse((ROOT / "src/cavvy/__init__.py").read_text("utf-8"))
+    (typed,) = [
+        each.body
+        for each in tree.body
+        if isinstance(each, ast.If) and ast.unparse(each.test) == "TYPE_CHECKING"
+    ]
+    found = {
+        name.asname: f"{each.module}:{name.name}"
+        for each in typed
+        if isinstance(each, ast.ImportFrom) and (each.module or "").startswith("cavvy.capabilities")
+        for name in each.names
+    }
+    named = {
+        each.name: each.place
+        for one in find_capabilities().capabilities
+        if one.name in OWN
+        for each in one.exports
+    }
+    assert found == named
 
 
 def list_taken(name: str) -> tuple[list[Capability], set[str]]:
