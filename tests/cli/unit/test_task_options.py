@@ -56,6 +56,7 @@ def overrides(sent: list[dict[str, object]]) -> object:
 def test_options_are_sent_beside_the_file(
     sent: list[dict[str, object]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("cavvy.capabilities.importers", reason="reads files of other tools")
     monkeypatch.setenv("TOKEN", "t")
     (tmp_path / "a.yaml").write_text("run: x\nnum_nodes: 2")
     options = "--gpu H100:8 --gpu A100:8 --spot --region eu --provider aws --nodes 3 --env A=b=c"
@@ -104,6 +105,7 @@ def test_a_task_from_standard_input(sent: list[dict[str, object]]) -> None:
 
 @reads_other_tools
 def test_the_tool_can_be_named(sent: list[dict[str, object]], tmp_path: Path) -> None:
+    pytest.importorskip("cavvy.capabilities.importers", reason="reads files of other tools")
     (tmp_path / "a.yaml").write_text("name: My_Task\nrun: x")
     refused = run("a.yaml")
     assert refused.exit_code == 2
@@ -234,6 +236,7 @@ def frozen(sent: list[dict[str, object]], uploaded: dict[str, bytes | Path]) -> 
 def test_local_files_of_another_tool_are_submitted_beside_the_folder(
     sent: list[dict[str, object]], uploaded: dict[str, bytes | Path], tmp_path: Path
 ) -> None:
+    pytest.importorskip("cavvy.capabilities.importers", reason="reads files of other tools")
     (tmp_path / "tasks" / "src").mkdir(parents=True)
     (tmp_path / "tasks" / "src" / "a.py").write_text("a")
     (tmp_path / "data").mkdir()
@@ -250,6 +253,7 @@ def test_local_files_of_another_tool_are_submitted_beside_the_folder(
 def test_without_a_working_folder_only_the_named_files_are_submitted(
     sent: list[dict[str, object]], uploaded: dict[str, bytes | Path], tmp_path: Path
 ) -> None:
+    pytest.importorskip("cavvy.capabilities.importers", reason="reads files of other tools")
     (tmp_path / "other").write_text("o")
     (tmp_path / "c.txt").write_text("c")
     (tmp_path / "a.yaml").write_text("run: x\nfile_mounts: {/c: ./c.txt}")
@@ -271,6 +275,7 @@ def test_without_a_working_folder_only_the_named_files_are_submitted(
 def test_missing_local_files_are_found_before_the_submission(
     sent: list[dict[str, object]], tmp_path: Path, mounts: str, message: str
 ) -> None:
+    pytest.importorskip("cavvy.capabilities.importers", reason="reads files of other tools")
     (tmp_path / "a.yaml").write_text(f"run: x\nworkdir: .\nfile_mounts: {mounts}")
     done = run("a.yaml")
     assert done.exit_code == 2
@@ -300,6 +305,8 @@ def test_validate_and_run_refuse_the_same_files(
     variable: str,
     message: str,
 ) -> None:
+    if "file_mounts" in text:
+        pytest.importorskip("cavvy.capabilities.importers", reason="reads files of other tools")
     monkeypatch.setenv(f"CAVVY_{variable or 'SERVER_LOG_MIB'}", "1")
     (tmp_path / "big").write_bytes(bytes(2 << 20))
     (tmp_path / "a.yaml").write_text(f"run: x\n{text}\n")
@@ -314,6 +321,8 @@ def test_validate_and_run_refuse_the_same_files(
 def test_a_branch_is_submitted_as_the_commit_that_it_is_at(
     sent: list[dict[str, object]], tmp_path: Path
 ) -> None:
+    pytest.importorskip("cavvy.capabilities.importers", reason="reads files of other tools")
+
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(tmp_path / "repo"), "-c", "user.name=a", "-c", "user.email=b"]
         done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)
@@ -347,6 +356,7 @@ def test_a_branch_is_submitted_as_the_commit_that_it_is_at(
 def test_a_path_with_an_unset_variable_is_refused_until_env_sets_it(
     sent: list[dict[str, object]], tmp_path: Path
 ) -> None:
+    pytest.importorskip("cavvy.capabilities.importers", reason="reads files of other tools")
     (tmp_path / "a.yaml").write_text("run: x\nenvs: {B: }\nfile_mounts: {/b: {name: '${B}'}}")
     done = run("a.yaml")
     assert (done.exit_code, "with --env" in done.stderr, sent) == (2, True, [])
