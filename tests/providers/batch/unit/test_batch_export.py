@@ -119,7 +119,8 @@ def test_that_only_cavvy_chooses_which_processes_are_notified_is_said(notify: No
     assert ("# Only Cavvy applies notify." in text) is (notify is not NotifyTarget.HANDLERS)
 
 
-SAVES = "trap 'sleep 0.3; : > saved; exit 7' TERM; : > up; while :; do sleep 0.02; done"
+# The pause lets the shell begin to wait, which it does after it has started the program.
+SAVES = "trap 'sleep 0.3; : > saved; exit 7' TERM; sleep 1; : > up; while :; do sleep 0.02; done"
 
 
 @pytest.mark.parametrize(
