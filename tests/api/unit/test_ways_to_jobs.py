@@ -49,6 +49,15 @@ _CONSENTS = {
     "capabilities/dev/command.py:retry": {"consent"},
     "capabilities/estimates/bench.py:_measure": {"yes"},
     "capabilities/estimates/kernel_bench.py:measure_job": {"consent"},
+    "capabilities/functions/deployed.py:_make_part": {"consent"},
+    "capabilities/functions/deployed.py:_submit": {"consent"},
+    "capabilities/functions/deployed.py:deploy_app": {"consent"},
+    "capabilities/functions/jobs.py:find": {"self._app.consent"},
+    "capabilities/functions/program.py:deploy_program": {"consent"},
+    "capabilities/functions/program.py:run_program": {"consent"},
+    "capabilities/serving/deploy_command.py:_start": {"consent"},
+    "capabilities/serving/serve_command.py:ask_server": {"consent"},
+    "capabilities/serving/serve_command.py:serve_file": {"consent"},
     # a coding agent's: the user has answered a question, and a budget limits what it starts
     "capabilities/mcp/spending.py:submit": {"agreed"},
     "capabilities/mcp/spending.py:serve": {"True"},
@@ -67,6 +76,11 @@ _CONSENTS = {
         "row.consented or (job.consented and job.user == user)"
     },
     "control/machine_service.py:record": {"row.consented or (consented and user == row.user)"},
+    # stored earlier, by who deployed the functions that others call, as those of a service
+    "capabilities/functions/deployed.py:submit_part": {"part.consent"},
+    "capabilities/functions/routes.py:_view_part": {"ask.consent"},
+    # stored earlier, for a script that names sbatch itself, and only without a limit of its costs
+    "capabilities/importers/slurm/submission.py:submit": {"job.consented and cap_of(job) is None"},
     # stored earlier, for the same work; a service of a coding agent has its budget
     "control/control_plane.py:_start_run": {"schedule.consented"},
     "control/decide/requests.py:retry_job": {"moved.consented"},

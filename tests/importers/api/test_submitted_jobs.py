@@ -125,3 +125,21 @@ async def test_only_the_gang_may_ask(api: Api) -> None:
     place = f"/agent/v1/asks/slurm/submit?gang={gang}&rank=0"
     for headers in ({}, api.agent("another-gang")):
         assert (await api.http.post(place, json=body, headers=headers)).status_code in (401, 403)
+
+
+async def test_what_a_job_may_spend_is_not_multiplied_by_what_it_submits(api: Api) -> None:
+    paid = "#!/bin/bash\n#SBATCH -J big -c 32\ntrue\n"
+    for number, (limit, status) in enumerate(
+        (
+            ({}, 200),
+            ({"ceiling_micros": 5_000_000}, 402),
+            ({"origin": {"overrides": '{"limits": {"budget": "5"}}'}}, 402),
+        )
+    ):
+        _, gang = await begin(api, consent=True, **limit)
+        answer = await ask(api, gang, id=f"a{number}", script=paid)
+        assert answer.status_code == status, answer.text
+        if status == 402:
+            assert answer.json()["code"] == "consent-needed"
+            assert "at most $5.00 for job parent" in answer.json()["message"]
+        assert (await ask(api, gang, id=f"b{number}")).status_code == 200  # it costs nothing

@@ -1,6 +1,6 @@
 """Submits the jobs for which a job's script calls `sbatch`: the node's program asks here, through
 its agent. A job so submitted belongs to the same person and project, starts with the same working
-folder, and may cost as much as the one that submits it.
+folder, and may cost money if its user has agreed to this without a limit.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -32,8 +32,10 @@ from cavvy.capabilities.importers.slurm.submitted import (
     remove,
 )
 from cavvy.client import wire
+from cavvy.control.decide.job import cap_of
 from cavvy.domain.arrays import find_phase
 from cavvy.domain.jobs import JobRecord, RunOrigin
+from cavvy.domain.units import format_usd
 from cavvy.spec.problems import SpecError
 from cavvy.store.base import RowNotFound
 
@@ -133,7 +135,8 @@ async def submit(request: Request, gang: GangQuery, rank: RankQuery) -> Submitte
         path=ask.name,
         origin=msgspec.Raw(msgspec.json.encode(origin)),
         user=job.user,
-        consent=job.consented,
+        # What a job may spend at most is not multiplied by what it submits: see `_explain_price`.
+        consent=job.consented and cap_of(job) is None,
         ceiling_micros=None if job.ceiling is None else job.ceiling.micros,
     )
     try:
@@ -144,8 +147,23 @@ async def submit(request: Request, gang: GangQuery, rank: RankQuery) -> Submitte
         await writing(lambda session: remove(session, job.id, ask.id))
         if isinstance(error, SpecError):
             raise ApiProblem("invalid-task", str(error)) from None
+        if error.code == "consent-needed" and job.consented:
+            raise _explain_price(job, error) from None
         raise
     return SubmittedJob(number=number_of(job_id), name=made.name)
+
+
+def _explain_price(job: JobRecord, refusal: ApiProblem) -> ApiProblem:
+    """Return why a job whose user has agreed to costs up to a limit may submit only jobs that cost
+    nothing: each of them could cost as much again."""
+    cap = cap_of(job)
+    assert cap is not None
+    return ApiProblem(
+        refusal.code,
+        f"{refusal.message}; its user has agreed to at most {format_usd(cap)} for job {job.name}, "
+        "which the jobs that it submits do not share",
+        "submit this script with `cavvy run`, or the first one without a budget",
+    )
 
 
 @router.post("/state", rule=GANG, ask=StateAsk, errors=("job-not-found",))
