@@ -23,7 +23,7 @@ class Agent:
 
     def __init__(self, home: Path) -> None:
         self.sent: list[dict[str, Any]] = []
-        self.socket = NotificationSocket(EventLoop(), str(home), self._hear)
+        self.socket = NotificationSocket(EventLoop(), str(home), self._hear, lambda *_: None)
         usage = UsageMeter(None, b"")  # type: ignore[arg-type]
         self.watch = WorkMonitor(
             self._say, usage, progress=str(home / "p"), checkpoints=None, idle_s=None
