@@ -9,7 +9,7 @@ from cavvy.sdk.curves import log
 @click.command("log", no_args_is_help=True)
 @click.argument("values", nargs=-1, required=True, metavar="NAME=NUMBER...")
 @click.option(
-    "--step", type=NumberRange(), help="The step of the values; by default, they are counted."
+    "--step", type=NumberRange(min=0), help="The step of the values; by default, they are counted."
 )
 def command(values: tuple[str, ...], step: float | None) -> None:
     """Report values from a job's script, so that they become curves: `cavvy log loss=0.3 --step 3`.
