@@ -9,6 +9,7 @@ the providers with their features, the pages of the providers in the navigation,
 "Clouds" the guides to which these pages lead.
 """
 
+import logging
 import posixpath
 import re
 from contextlib import suppress
@@ -19,10 +20,17 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
+_log = logging.getLogger("mkdocs.hooks")
 _ROOT = Path(__file__).resolve().parents[2]
 _DOCS = _ROOT / "docs"
 _COPIES = "project/"
-_BOOSTS = {"tutorials/": 4, "guides/": 3, "concepts/": 1.5, "adr/": 0.1, _COPIES: 0.1}
+_BOOSTS = {
+    **{"tutorials/": 4, "guides/": 3, "faq": 3, "troubleshooting": 3, "concepts/": 1.5},
+    **{"adr/": 0.1, _COPIES: 0.1},
+}
+# Guides to one provider each, which say a little of everything; found when the site is built.
+_CLOUD_GUIDES: set[str] = set()
+_CLOUD_BOOST = 0.6
 _PROVIDERS = _DOCS / "reference" / "providers"
 _GUIDE = re.compile(r"\]\(\.\./\.\./(guides/[\w-]+\.md)\)")
 _FEATURE = re.compile(r"^\| ([\w-]+) \| (lacking|agent|[*]+[\w -]+[*]+) \|", re.MULTILINE)
@@ -38,8 +46,9 @@ def add_providers(nav: list[Any]) -> None:
     """Add the pages of the providers, and their guides, to the navigation."""
     named = set(re.findall(r"guides/[\w-]+\.md", str(nav)))
     pages = sorted(_PROVIDERS.glob("*.md"))
-    guides = sorted({guide for page in pages for guide in _GUIDE.findall(page.read_text("utf-8"))})
-    _section(nav, "Clouds").extend(each for each in guides if each not in named)
+    linked = {guide for page in pages for guide in _GUIDE.findall(page.read_text("utf-8"))}
+    _CLOUD_GUIDES.update(linked - named)
+    _section(nav, "Clouds").extend(sorted(linked - named))
     listed = [f"reference/providers/{page.name}" for page in pages]
     _section(nav, "Reference").append({"Each provider": ["reference/providers/README.md", *listed]})
 
@@ -95,6 +104,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     uri = page.file.src_uri
     boost = next((value for start, value in _BOOSTS.items() if uri.startswith(start)), 1)
+    if uri in _CLOUD_GUIDES:
+        boost = _CLOUD_BOOST
     page.meta.setdefault("search", {})["boost"] = boost
     here = posixpath.dirname(uri) or "."
     source = _source(page.file.src_uri)
@@ -118,3 +129,17 @@ def _uri(path: Path) -> str:
     if path.is_relative_to(_DOCS):
         return path.relative_to(_DOCS).as_posix()
     return _COPIES + path.relative_to(_ROOT).as_posix()
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Warn of a list or a table that is shown as text, since no empty line is before it. GitHub
+    shows it as it was meant."""
+    for paragraph in re.findall(r"<p>(.*?)</p>", html, re.DOTALL):
+        text = re.sub(r"<code>.*?</code>", "", paragraph, flags=re.DOTALL)
+        if shown := re.search(r"^\s*(?:[*] .*|.*\|-{3}.*)$", text, re.MULTILINE):
+            _log.warning(
+                "%s: an empty line is missing before the list or table: %s",
+                page.file.src_uri,
+                shown[0].strip()[:60],
+            )
+    return html

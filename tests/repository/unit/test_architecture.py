@@ -38,6 +38,22 @@ def test_the_drawings_name_files_that_exist() -> None:
     assert "control/job_service" in named
 
 
+def test_the_rows_of_what_to_change_name_files_that_exist() -> None:
+    """A name without its folder is in one of the folders that the row has named before."""
+    rows = re.findall(r"^\| .* \| (.*) \|$", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    missing = []
+    for row in rows:
+        folders = [ROOT / "src/cavvy", ROOT]
+        for name in re.findall(r"`([\w/]+(?:/|\.(?:py|csv|js|html|md)))`", row):
+            any_name = name.replace("NAME", "*")
+            found = [path for each in folders for path in each.glob(any_name)]
+            if not found:
+                missing.append(name)
+            folders += [path if path.is_dir() else path.parent for path in found]
+    assert missing == []
+    assert len(rows) > 60
+
+
 def test_the_cli_holds_one_file_for_each_command_or_family_and_modules_that_know_none() -> None:
     cli = ROOT / "src" / "cavvy" / "cli"
     housed = {name for names in FAMILIES.values() for name in names}
