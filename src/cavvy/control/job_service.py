@@ -227,12 +227,13 @@ class JobService:
         under which they are stored. Otherwise like `submit`. A task that waits for others of them,
         by their IDs, comes after these.
         """
-        groups = {each.task.group.name: self.make_id() for each in asks if each.task.group}
+        new_groups = (each.task.group for each in asks if each.group is None)
+        groups = {group.name: self.make_id() for group in new_groups if group}
         new, jobs = set(groups), list[NewJob]()
         for ask in asks:
             group = ask.task.group.name if ask.task.group else ""
-            made = self._make(replace(ask, group=groups.get(group)), project)
-            jobs.append(replace(made, group=group if group in new else ""))
+            made = self._make(replace(ask, group=ask.group or groups.get(group)), project)
+            jobs.append(replace(made, group=group if group in new and not ask.group else ""))
             new.discard(group)
         names = await self._store.submit_all(jobs)
         for each in jobs:

@@ -1,5 +1,6 @@
 """Many tasks in one request: all of them, or each that is accepted."""
 
+import asyncio
 import re
 import time
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 from tests.api.api_state import Api
 
-from cavvy.api.routes import submission
+from cavvy.api.errors import ApiProblem
+from cavvy.api.routes import bulk_submission, jobs, submission
 from cavvy.api.routes.bulk_submission import MOST_TASKS
 from cavvy.client.paths import make_id, make_key, make_keys, read_time
 
@@ -142,9 +144,11 @@ async def test_tasks_that_need_the_same_are_admitted_together(
     asked = list[bool]()
     check = submission.check_offers
 
-    async def note(app_state: Any, task: Any, now: datetime, *, consented: bool) -> None:
+    async def note(
+        app_state: Any, task: Any, now: datetime, *, consented: bool, **more: Any
+    ) -> None:
         asked.append(consented)
-        await check(app_state, task, now, consented=consented)
+        await check(app_state, task, now, consented=consented, **more)
 
     monkeypatch.setattr(submission, "check_offers", note)
     ask = make_ask(*(f"{{name: r{n}, run: echo {n}, {_LATER}}}" for n in range(20)))
@@ -169,3 +173,60 @@ def test_keys_of_a_batch_differ_and_are_in_order() -> None:
     assert len({*keys}) == 10_000
     assert keys == sorted(keys)
     assert all(abs((read_time(key) or 0) - time.time()) < 60 for key in (keys[0], keys[-1]))
+
+
+async def test_the_files_of_tasks_are_checked_once(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = list[str]()
+    check = bulk_submission.check_parts
+
+    async def note(app_state: Any, task: Any, origin: Any) -> None:
+        checked.append(task.name)
+        await check(app_state, task, origin)
+
+    monkeypatch.setattr(bulk_submission, "check_parts", note)
+    texts = [f"{{name: r{n}, run: echo {n}, {_LATER}}}" for n in range(5)]
+    texts += [f"{{name: s, run: x, secrets: NONE, {_LATER}}}"] * 3
+    _, made = await post(api, make_ask(*texts, each=True))
+    assert checked == ["r0", "s"]
+    assert [each["tasks"] for each in made["refused"]] == [[5, 6, 7]]
+
+
+async def test_silent_providers_are_asked_once(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[float]()
+
+    async def market(*_: object) -> None:
+        asked.append(0)
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(submission, "_MARKET_WAIT_S", 0.1)
+    monkeypatch.setattr(type(api.app_state.control_plane.pool), "market", market)
+    cpus = [f"{{name: c{n}, run: x, resources: {{cpu: {n + 1}}}, {_LATER}}}" for n in range(6)]
+    status, made = await post(api, make_ask(*cpus, consent=True))
+    assert (status, len(made["jobs"])) == (201, 6)
+    assert len(asked) == 1
+
+
+async def test_a_task_joins_a_group_that_exists(api: Api) -> None:
+    texts = [f"{{name: {name}, run: x, group: rl, after: gate}}" for name in ("a", "b")]
+    await api.submit(f"{{name: gate, run: x, {_LATER}}}")
+    graph = {"tasks": [{"text": text} for text in texts], "keys": make_keys(2)}
+    assert (await api.http.post("/v1/projects/default/job-graphs", json=graph)).status_code == 201
+    _, made = await post(api, make_ask("{name: c, run: x, group: rl}"))
+    found = (await api.http.get("/v1/projects/default/arrays/rl")).json()
+    assert {each["name"] for each in found["jobs"]} == {"a", "b", "c"}, made
+
+
+async def test_a_task_that_the_caller_may_not_run_refuses_no_other(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: object, task: Any) -> None:
+        if task.name == "b":
+            raise ApiProblem("forbidden", "not permitted")
+
+    monkeypatch.setattr(jobs, "_check_step", refuse)
+    texts = [f"{{name: {name}, run: x, {_LATER}}}" for name in "abc"]
+    _, made = await post(api, make_ask(*texts, each=True))
+    assert [each["name"] for each in made["jobs"]] == ["a", "c"]
+    assert [(each["tasks"], each["code"]) for each in made["refused"]] == [([1], "forbidden")]

@@ -6,6 +6,9 @@ import pytest
 from tests.api.api_state import Api
 
 from cavvy.capabilities.importers.slurm.submitted import number_of
+from cavvy.domain.accounts import INSTALLATION, Account, Role, RoleBinding
+from cavvy.domain.values import replace
+from cavvy.store.base import AtomicWrite
 
 PARENT = "#!/bin/bash\n#SBATCH -J parent -t 5\nsbatch child.sbatch\n"
 CHILD = "#!/bin/bash\n#SBATCH -J child -t 10\n# a comment\necho $1\n"
@@ -96,6 +99,7 @@ async def test_arrays_keep_the_number_that_sbatch_has_printed(api: Api) -> None:
         ({"options": [["dependency", "singleton"]]}, "--dependency=singleton is not supported"),
         ({"options": [["dependency", "afterok:1"]]}, "1 is neither"),
         ({"script": "#!/usr/bin/env python3\n1\n", "arguments": ["a"]}, "arguments of a script"),
+        ({"script": "#!\necho\n", "arguments": ["a"]}, "arguments of a script"),
         ({"options": [["nope", "1"]]}, "sbatch has no option --nope"),
     ],
 )
@@ -143,3 +147,21 @@ async def test_what_a_job_may_spend_is_not_multiplied_by_what_it_submits(api: Ap
             assert answer.json()["code"] == "consent-needed"
             assert "at most $5.00 for job parent" in answer.json()["message"]
         assert (await ask(api, gang, id=f"b{number}")).status_code == 200  # it costs nothing
+
+
+async def test_a_person_who_may_run_jobs_no_longer_submits_none_by_a_job(api: Api) -> None:
+    store = api.app_state.store
+    await store.add_account(Account(name="ann", created_at=api.app_state.now()))
+    role = RoleBinding(account="ann", project=INSTALLATION, role=Role.MEMBER)
+    await store.grant_role(role)
+    made, gang = await begin(api)
+    job = await store.job(made["id"])
+    await store.commit(AtomicWrite(jobs=[replace(job, account="ann")]))
+    assert (await ask(api, gang)).status_code == 200
+    await store.revoke_role(role)
+    refused = await ask(api, gang, id="2")
+    assert (refused.status_code, refused.json()["code"]) == (403, "role-needed")
+    await store.grant_role(replace(role, project="default", role=Role.OPERATOR))
+    assert (await ask(api, gang, id="2")).status_code == 200
+    await store.disable_account("ann", api.app_state.now())
+    assert (await ask(api, gang, id="3")).status_code == 403

@@ -13,10 +13,9 @@ from msgspec import msgpack, structs
 from cavvy.api.app_state import AppState
 from cavvy.api.errors import KNOWN, ApiProblem, RetryLater, explain
 from cavvy.api.routes.submission import (
-    MARKET_AGE,
-    MARKET_WAIT_S,
     admit_task,
     as_job,
+    ask_market,
     check_after,
     check_parts,
     count_new,
@@ -34,7 +33,7 @@ from cavvy.api.routes.submission import (
 )
 from cavvy.client import wire
 from cavvy.client.paths import PATTERN
-from cavvy.control.decide.placement import find_needs
+from cavvy.control.decide.placement import FREE_FIELDS, MarketSnapshot, find_needs
 from cavvy.control.job_service import TaskSubmission
 from cavvy.domain.arrays import StoredArray, count_members, is_array
 from cavvy.domain.jobs import JobRecord, RunOrigin
@@ -43,6 +42,7 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct, field, replace
 from cavvy.spec.problems import SpecError
 from cavvy.store.base import RowNotFound, StaleVersion
+from cavvy.store.documents import encode
 
 MOST_TASKS = 10_000  # tasks of one request
 UNNAMED = wire.SubmitRequest().path  # of a task that has no file
@@ -98,11 +98,13 @@ async def submit_batch(
     project: str,
     ask: wire.BatchRequest,
     account: str,
+    permit: Callable[[TaskSpec], None],
     announce: Callable[[Sequence[ReadTask]], None],
 ) -> wire.SubmittedBatch:
     """Store the jobs of many tasks, in one transaction, as jobs of `account`. If `ask.each` is set,
-    the tasks that are refused are left out; otherwise one of them refuses all. `announce` is called
-    with those that are about to be stored. Raises ApiProblem, StoreError.
+    the tasks that are refused are left out; otherwise one of them refuses all. `permit` raises
+    ApiProblem for a task that the caller may not run, and `announce` is called with those that are
+    about to be stored. Raises ApiProblem, StoreError.
     """
     _check_keys(ask)
     batch = _Bulk(asks=ask.tasks, each=ask.each)
@@ -110,7 +112,7 @@ async def submit_batch(
     for left in reversed(range(_TRIES)):
         await _find_earlier(app_state, project, batch)
         try:
-            await _store(app_state, project, batch, account, announce)
+            await _store(app_state, project, batch, account, permit, announce)
             break
         except StaleVersion:  # the same request was sent twice at the same time
             if not left:
@@ -209,11 +211,12 @@ async def _store(
     project: str,
     batch: _Bulk,
     account: str,
+    permit: Callable[[TaskSpec], None],
     announce: Callable[[Sequence[ReadTask]], None],
 ) -> None:
     """Check the tasks that were read, and store their jobs."""
     policies = await app_state.store.policies_of(project)
-    checked = await _check_all(app_state, policies, account, batch)
+    checked = await _check_all(app_state, policies, account, batch, permit)
     read = [each for number, each in sorted(batch.read.items()) if number in checked]
     if not read:
         return
@@ -236,17 +239,26 @@ async def _store(
 
 
 async def _check_all(
-    app_state: AppState, policies: Sequence[BoundPolicy], account: str, batch: _Bulk
+    app_state: AppState,
+    policies: Sequence[BoundPolicy],
+    account: str,
+    batch: _Bulk,
+    permit: Callable[[TaskSpec], None],
 ) -> dict[int, TaskSubmission]:
     """Check the tasks that were read. Return what is to be stored of each, by its number."""
+    market = await ask_market(app_state)
     alike = dict[object, list[tuple[int, TaskSubmission]]]()
+    parts = dict[object, ApiProblem | None]()
     for number, each in list(batch.read.items()):
+        shape = _find_shape(app_state, each, market)
         try:
-            checked = await _check(app_state, each, account)
+            permit(each.task)
+            await check_after(app_state, each.task)
+            await _check_parts_once(app_state, each, parts)
+            checked = await _make(app_state, each, account)
         except (ApiProblem, *KNOWN) as error:
             batch.refuse([number], error)
             continue
-        shape = await _find_shape(app_state, each, checked)
         alike.setdefault(shape, []).append((number, checked))
         if number % _AT_ONCE == 0:
             await asyncio.sleep(0)  # other requests have their turn
@@ -263,6 +275,7 @@ async def _check_all(
                 ask.user,
                 consented=ask.consent,
                 own=ask.own_consent,
+                silent=market is None,
             )
         except (ApiProblem, *KNOWN) as error:
             batch.refuse([number for number, _ in group], error)
@@ -272,10 +285,46 @@ async def _check_all(
     return found
 
 
-async def _check(app_state: AppState, each: ReadTask, account: str) -> TaskSubmission:
+def _find_shape(app_state: AppState, each: ReadTask, market: MarketSnapshot | None) -> object:
+    """Return what decides whether a task is admitted: tasks that get the same offers are admitted
+    together. A task that `admit_task` may complete, or that names what exists already, is checked
+    by itself. If `market` is None, the providers are silent."""
+    task, ask = each.task, each.ask
+    if task.image or task.machine or task.pool or task.after or task.group:
+        return each.number
+    job = as_job(task, app_state.now(), consented=ask.consent)
+    if market is None:
+        needs = encode(replace(task, **FREE_FIELDS)).encode()
+    else:
+        needs = find_needs(job, market, app_state.control_plane.pool.objections)
+    return needs, _files_of(each), ask.consent, ask.own_consent
+
+
+async def _check_parts_once(
+    app_state: AppState, each: ReadTask, known: dict[object, ApiProblem | None]
+) -> None:
+    """Check the secrets and files of a task, once for all tasks that have the same. Raises
+    ApiProblem."""
+    alike = (
+        None if each.task.after else (encode(replace(each.task, **FREE_FIELDS)), *_files_of(each))
+    )
+    if alike is None or alike not in known:
+        problem = None
+        try:
+            await check_parts(app_state, each.task, each.origin)
+        except ApiProblem as error:
+            problem = error
+        known[alike] = problem
+    if (found := known[alike]) is not None:
+        raise found
+
+
+def _files_of(each: ReadTask) -> tuple[str | None, str | None]:
+    return each.origin.snapshot, each.origin.rerun_of
+
+
+async def _make(app_state: AppState, each: ReadTask, account: str) -> TaskSubmission:
     """Return what is to be stored of the task, with the places of its data. Raises ApiProblem."""
-    await check_after(app_state, each.task)
-    await check_parts(app_state, each.task, each.origin)
     task, group = await join_group(app_state, each.task)
     return TaskSubmission(
         task=await place_buckets(app_state, await measure_inputs(app_state, task)),
@@ -286,19 +335,3 @@ async def _check(app_state: AppState, each: ReadTask, account: str) -> TaskSubmi
         ceiling=read_ceiling(each.ask),
         group=group,
     )
-
-
-async def _find_shape(app_state: AppState, each: ReadTask, checked: TaskSubmission) -> object:
-    """Return what decides whether a checked task is admitted: tasks that get the same offers are
-    admitted together. A task that `admit_task` may complete is admitted by itself."""
-    task, ask = checked.task, each.ask
-    if task.image or task.machine or task.pool:
-        return each.number
-    try:
-        async with asyncio.timeout(MARKET_WAIT_S):
-            snapshot = await app_state.control_plane.pool.market(MARKET_AGE)
-    except TimeoutError:
-        return each.number
-    job = as_job(task, app_state.now(), consented=ask.consent)
-    needs = find_needs(job, snapshot, app_state.control_plane.pool.objections)
-    return needs, ask.consent, ask.own_consent

@@ -172,15 +172,16 @@ async def submit_many(
     """Submit up to 10,000 tasks, in one transaction: all of them, or each that is accepted."""
     tasks = [structs.replace(each, user=name_user(request, each.user)) for each in ask.tasks]
 
+    def permit(task: TaskSpec) -> None:
+        _check_step(request, task)
+
     def announce(read: Sequence[ReadTask]) -> None:
-        for each in read:
-            _check_step(request, each.task)
         ends = {"first": read[0].key, "last": read[-1].key}
         note_change(request, after={"jobs": len(read), **ends})
 
     account = principal_of(request).account or ""
     ask = structs.replace(ask, tasks=tasks)
-    batch = await submit_batch(app_state, project, ask, account, announce)
+    batch = await submit_batch(app_state, project, ask, account, permit, announce)
     return reply(batch, 201 if any(job.created for job in batch.jobs) else 200)
 
 

@@ -78,9 +78,9 @@ from cavvy.task_files import ReadOptions, parse_task
 # Maximum age in seconds of an idempotency key. Keys become job IDs, which sort by time, so an older
 # key could put its job ahead of others in the queue.
 _KEY_AGE_S = 900
-MARKET_AGE = timedelta(seconds=60)  # maximum age of the offers that this check uses
-MARKET_WAIT_S = 5.0
-_SILENT = f"the providers have not answered within {MARKET_WAIT_S:.0f} s"
+_MARKET_AGE = timedelta(seconds=60)  # maximum age of the offers that this check uses
+_MARKET_WAIT_S = 5.0
+_SILENT = f"the providers have not answered within {_MARKET_WAIT_S:.0f} s"
 MOST_RANKED = 20  # tasks of a file whose placements are ranked
 # tries to count a user's jobs that another server counts, and seconds between two of them
 _LOCK_TRIES, _LOCK_AGAIN_S = 400, 0.02
@@ -436,8 +436,8 @@ async def rank_placements(
         return none
     now = app_state.now()
     try:
-        async with asyncio.timeout(MARKET_WAIT_S):
-            snapshot = await app_state.control_plane.pool.market(MARKET_AGE)
+        async with asyncio.timeout(_MARKET_WAIT_S):
+            snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
     except TimeoutError:
         return none
     ranked: list[Sequence[Placement]] = []
@@ -512,11 +512,13 @@ async def admit_task(
     consented: bool,
     own: bool = False,
     dry_run: bool = False,
+    silent: bool = False,
 ) -> tuple[TaskSpec, bool]:
     """Return the task as it will run, and whether the user has agreed to pay, for the task or, if
     `own` is not set, for the machine or the pool that it names. If the task names a machine, fields
     that the task does not set are copied from the machine, and the machine is stored unless
-    `dry_run` is set. Raises ApiProblem if no offer and no machine can run the task,
+    `dry_run` is set. With `silent`, the providers have just not answered, and are not asked again.
+    Raises ApiProblem if no offer and no machine can run the task,
     or if the user must first agree to pay.
     """
     if task.edge is not None:  # it needs no node
@@ -529,9 +531,11 @@ async def admit_task(
     task = await app_state.images.pin(task, policies, login)
     task = await app_state.images.fill_in_command(task, login)
     if task.pool is not None:
-        return await _admit_to_pool(app_state, task, now, consented=consented, own=own)
+        return await _admit_to_pool(
+            app_state, task, now, consented=consented, own=own, silent=silent
+        )
     if task.machine is None:
-        await check_offers(app_state, task, now, consented=consented)
+        await check_offers(app_state, task, now, consented=consented, silent=silent)
         return task, consented
     machines = app_state.control_plane.machines
     try:
@@ -539,7 +543,7 @@ async def admit_task(
     except MachineUnfit as error:
         raise ApiProblem("machine-unfit", str(error)) from error
     if found.gang is None:
-        await check_offers(app_state, found.task, now, consented=consented)
+        await check_offers(app_state, found.task, now, consented=consented, silent=silent)
     elif refusal := explain_policy(policies, found.task, found.gang.offer):
         raise ApiProblem("policy-refused", str(refusal))
     elif found.machine is not None and found.machine.user == user and not own:
@@ -552,7 +556,13 @@ async def admit_task(
 
 
 async def _admit_to_pool(
-    app_state: AppState, task: TaskSpec, now: datetime, *, consented: bool, own: bool
+    app_state: AppState,
+    task: TaskSpec,
+    now: datetime,
+    *,
+    consented: bool,
+    own: bool,
+    silent: bool = False,
 ) -> tuple[TaskSpec, bool]:
     """Return the task as it runs in its pool, and whether the user or, if `own` is not set, the
     user who applied the pool has agreed to pay. The job is also accepted while the pool has no
@@ -572,6 +582,8 @@ async def _admit_to_pool(
     task = complete_pool_task(task, pool)
     consented |= pool.consented and not own
     try:
+        if silent:
+            raise TimeoutError
         found, of_pool = await _look_in_pool(app_state, task, pool, now)
     except TimeoutError:
         _ask_without_price(app_state, task, task.name, consented=consented)
@@ -638,8 +650,8 @@ async def _look_in_pool(
 ) -> tuple[Candidates, bool]:
     """Return the offers for the task in the pool, and whether the pool has any offer. Raises
     TimeoutError if the providers do not answer in time."""
-    async with asyncio.timeout(MARKET_WAIT_S):
-        snapshot = await app_state.control_plane.pool.market(MARKET_AGE)
+    async with asyncio.timeout(_MARKET_WAIT_S):
+        snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
     job, within = restrict_to_pool(as_job(task, now, consented=True), snapshot, pool)
     situation = PlanningContext(submitted_at=now)
     return _look(app_state, job, within, situation), within is not snapshot
@@ -969,16 +981,23 @@ def _missing_parts(blobs: BlobStore, snapshot: str) -> Sequence[str]:
         raise ApiProblem("invalid-request", told) from error
 
 
+async def ask_market(app_state: AppState) -> MarketSnapshot | None:
+    """Return the current offers, or None if the providers do not answer in time."""
+    try:
+        async with asyncio.timeout(_MARKET_WAIT_S):
+            return await app_state.control_plane.pool.market(_MARKET_AGE)
+    except TimeoutError:
+        return None
+
+
 async def check_offers(
-    app_state: AppState, task: TaskSpec, now: datetime, *, consented: bool
+    app_state: AppState, task: TaskSpec, now: datetime, *, consented: bool, silent: bool = False
 ) -> None:
     """Raise ApiProblem if no offer can ever run the task, or if the user must first agree to the
-    costs.
+    costs. With `silent`, the providers have just not answered, and are not asked again.
     """
-    try:
-        async with asyncio.timeout(MARKET_WAIT_S):
-            snapshot = await app_state.control_plane.pool.market(MARKET_AGE)
-    except TimeoutError:
+    snapshot = None if silent else await ask_market(app_state)
+    if snapshot is None:
         _ask_without_price(app_state, task, task.name, consented=consented)
         return  # the queue detects other problems later, and reports them in the job's events
     job = as_job(task, now, consented=consented)

@@ -33,7 +33,9 @@ from cavvy.capabilities.importers.slurm.submitted import (
 )
 from cavvy.client import wire
 from cavvy.control.decide.job import cap_of
+from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.arrays import find_phase
+from cavvy.domain.authorization import PERMISSIONS, list_line
 from cavvy.domain.jobs import JobRecord, RunOrigin
 from cavvy.domain.units import format_usd
 from cavvy.spec.problems import SpecError
@@ -90,7 +92,10 @@ class SubmittedJobState(wire.Answer, frozen=True, kw_only=True):
 
 
 @router.post(
-    "/submit", rule=GANG, ask=SubmitAsk, errors=("invalid-task", "no-offer", "consent-needed")
+    "/submit",
+    rule=GANG,
+    ask=SubmitAsk,
+    errors=("role-needed", "invalid-task", "no-offer", "consent-needed", "policy-refused"),
 )
 async def submit(request: Request, gang: GangQuery, rank: RankQuery) -> SubmittedJob:
     """Submit a job for which the script of a job calls sbatch."""
@@ -98,6 +103,7 @@ async def submit(request: Request, gang: GangQuery, rank: RankQuery) -> Submitte
     ask = await read(request, SubmitAsk, LIMIT)
     job = await app_state.store.job(attempt.job_id)
     _check_caller(job)
+    await _check_account(app_state, job)
     reading, writing = app_state.store.database
     chain = await reading(lambda session: list_chain(session, job.id, job.array_id))
     after = _read_after(ask, job, chain)
@@ -216,6 +222,28 @@ def _check_caller(job: JobRecord) -> None:
         )
 
 
+async def _check_account(app_state: AppState, job: JobRecord) -> None:
+    """Raise ApiProblem if the person whose job this is may no longer run jobs in its project. A
+    role that came with a sign-in counts after the sign-in has ended, too, as for the job itself.
+    """
+    if not job.account:  # of the server's owner
+        return
+    accounts = {each.name: each for each in await app_state.store.accounts()}
+    account = accounts.get(job.account)
+    parents = (await app_state.store.policies()).parents
+    line = {INSTALLATION, *list_line(job.project, parents)}
+    roles = [
+        each.role
+        for each in await app_state.store.roles()
+        if each.account == job.account and each.project in line
+    ]
+    if account is None or account.disabled_at is not None:
+        raise ApiProblem("role-needed", f"the account {job.account} of job {job.name} has ended")
+    if not any(Permission.RUN in PERMISSIONS[role] for role in roles):
+        text = f"the account {job.account} may no longer run jobs in project {job.project}"
+        raise ApiProblem("role-needed", text)
+
+
 def _list_options(ask: SubmitAsk) -> list[tuple[str, str | None]]:
     """Return the options of a call for the lines of the script. The script starts in the folder in
     which sbatch was called.
@@ -245,7 +273,8 @@ def compose_script(
             raise ApiProblem("invalid-task", message, "write it into one line")
         added.append(f"#SBATCH --{name}" + ("" if value is None else f"={quote(value)}"))
     if arguments:
-        program = PurePath(lines[0][2:].replace("/usr/bin/env", "").split()[0]).name
+        words = lines[0][2:].replace("/usr/bin/env", "").split()
+        program = PurePath(words[0]).name if words else ""
         if program not in _SHELLS:
             message = f"arguments of a script for {program} are not supported"
             raise ApiProblem("invalid-task", message, "use a script for bash, which calls it")
