@@ -4,6 +4,7 @@ client.
 
 import json
 import socket
+import struct
 import threading
 import time
 import urllib.error
@@ -58,6 +59,11 @@ class Job:
         with socket.create_connection(self.address):  # wakes the loop
             self._thread.join()
         self.door.close()
+
+    @property
+    def sign_in(self) -> str:
+        """The token as a line of a head, with the ends of the lines around it."""
+        return f"\r\nAuthorization: Bearer {self.variables[TOKEN]}\r\n"
 
     @property
     def address(self) -> tuple[str, int]:
@@ -184,13 +190,18 @@ def test_only_the_task_is_answered(job: Job) -> None:
     [
         b"\x16\x03\x01 no http\r\n\r\n",
         b"POST / HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
         b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
         b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET //[ HTTP/1.1\r\n\r\n",
         b"x" * (tracking_server.LONGEST_HEAD + 1000),
         b"POST /api/2.0/mlflow/runs/create HTTP/1.1\r\nContent-Length: 9\r\n\r\n[[[[[[[[[",
     ],
 )
-def test_hostile_requests_end_only_their_connection(job: Job, sent: bytes) -> None:
+@pytest.mark.parametrize("knows", [False, True])
+def test_hostile_requests_end_only_their_connection(job: Job, sent: bytes, knows: bool) -> None:
+    if knows:
+        sent = sent.replace(b"\r\n", job.sign_in.encode(), 1)
     with socket.create_connection(job.address) as line:
         line.settimeout(30)
         try:
@@ -200,7 +211,98 @@ def test_hostile_requests_end_only_their_connection(job: Job, sent: bytes) -> No
                 pass
         except ConnectionError:
             pass
-    assert job.call("POST", "experiments/search")["experiments"][0]["name"] == "Default"
+    job.call("POST", "runs/log-metric", run_id=start(job), key="loss", value=0.5, step=3)
+    assert job.values == [(3, {"loss": 0.5})]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("runs/create", {"start_time": float("inf")}),
+        ("runs/log-metric", {"key": "x", "value": 1, "step": float("inf")}),
+        ("runs/log-metric", {"key": "x", "value": 1, "step": 10**400}),
+        ("runs/log-metric", {"key": "x", "value": 10**400}),
+        ("runs/log-metric", {"key": "x", "value": 1, "timestamp": 10**400}),
+        ("runs/search", {"max_results": float("inf")}),
+    ],
+)
+def test_numbers_without_bounds_are_refused(job: Job, path: str, fields: dict[str, Any]) -> None:
+    run = start(job)
+    status, said = job.call("POST", path, run_id=run, **fields)
+    assert (status, said["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    assert job.call("GET", "runs/get", run_id=run)["run"]["data"]["metrics"] == []
+    job.call("POST", "runs/log-metric", run_id=run, key="x", value=1, step=3)
+    assert job.values == [(3, {"x": 1})]
+
+
+def test_a_client_that_goes_before_its_answer_ends_only_its_connection(job: Job) -> None:
+    for _ in range(2):
+        job.call("POST", "experiments/create", name=f"{_}" + "x" * 4_000_000)
+    with socket.create_connection(job.address) as line:
+        line.sendall(f"GET /api/2.0/mlflow/experiments/search HTTP/1.1{job.sign_in}\r\n".encode())
+        line.recv(1)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # resets it
+    job.call("POST", "runs/log-metric", run_id=start(job), key="loss", value=0.5, step=3)
+    assert job.values == [(3, {"loss": 0.5})]
+
+
+def test_a_body_without_the_token_is_not_awaited(job: Job) -> None:
+    with socket.create_connection(job.address) as line:
+        line.settimeout(30)
+        line.sendall(b"POST / HTTP/1.1\r\nContent-Length: 8000000\r\n\r\n")
+        assert line.recv(4096).startswith(b"HTTP/1.1 401")
+
+
+def test_requests_wait_until_answers_are_taken(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a client that reads nothing costs no more memory than one answer."""
+    job.call("POST", "experiments/create", name="x" * 8_000_000)
+    answered: list[int] = []
+    search = TrackingStore.answer
+
+    def answer(store: TrackingStore, method: str, path: str, fields: Any) -> Any:
+        if path == "experiments/search":
+            answered.append(1)
+        return search(store, method, path, fields)
+
+    monkeypatch.setattr(TrackingStore, "answer", answer)
+    request = f"GET /api/2.0/mlflow/experiments/search HTTP/1.1{job.sign_in}\r\n".encode()
+    with socket.create_connection(job.address) as line:
+        line.settimeout(30)
+        line.sendall(request * 3)
+        line.recv(1)
+        job.call("GET", "experiments/get", experiment_id="0")
+        assert len(answered) == 1
+        found = 0
+        while found < 3 * 8_000_000:
+            found += len(line.recv(1 << 20))
+    assert len(answered) == 3
+
+
+def test_silent_connections_do_not_keep_the_task_out(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking_server, "MOST_CONNECTIONS", 3)
+    lines = [socket.create_connection(job.address) for _ in range(6)]
+    job.call("POST", "runs/log-metric", run_id=start(job), key="loss", value=0.5, step=3)
+    assert job.values == [(3, {"loss": 0.5})]
+    for each in lines:
+        each.close()
+
+
+def test_a_head_must_come_in_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracking_server, "HEAD_S", 0.05)
+    request = f"GET /api/2.0/mlflow/experiments/search HTTP/1.1{job.sign_in}\r\n".encode()
+    with (
+        socket.create_connection(job.address) as silent,
+        socket.create_connection(job.address) as known,
+    ):
+        known.settimeout(30)
+        silent.settimeout(30)
+        known.sendall(request)
+        assert known.recv(4096).startswith(b"HTTP/1.1 200")
+        assert silent.recv(1) == b""
+        known.sendall(request)
+        assert known.recv(4096).startswith(b"HTTP/1.1 200"), "the task may be silent"
 
 
 def test_requests_may_come_in_pieces_and_together(job: Job) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import time
 from hmac import compare_digest
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -19,11 +20,10 @@ from ..loop import READ, WRITE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
     from typing import Any
 
-    from ..loop import EventLoop
+    from ..loop import EventLoop, LoopTimer
 
     Fields = dict[str, Any]
     TakeValues = Callable[[dict[str, float], float | None, float], object]
@@ -33,6 +33,8 @@ PREFIX = re.compile(r"/(?:ajax-)?api/[23]\.0/mlflow/")
 LARGEST = 8 << 20  # bytes of a request; MLflow sends batches of up to 1 MB
 LONGEST_HEAD = 64 << 10
 MOST_CONNECTIONS = 128
+HEAD_S = 10.0  # in which a client must have sent the head of its first request
+LINGER_S = 1.0  # in which a client that is refused can send the rest of its request
 MOST_RUNS, MOST_KEYS, MOST_HISTORY, MOST_MODELS = 2000, 2000, 1000, 1000
 ARTIFACTS = "mlartifacts"  # the folder of artifacts in the working folder
 _PIECE = 256 << 10
@@ -72,28 +74,41 @@ class TrackingServer:
 
     def add(self, connection: socket.socket) -> None:
         if len(self._connections) >= MOST_CONNECTIONS:
-            connection.close()
-            return
+            # other users of the machine reach the port, too: they cannot keep the task out
+            unknown = next((e for e in self._connections.values() if not e.is_known), None)
+            if unknown is None:
+                connection.close()
+                return
+            unknown.close()
         number = connection.fileno()
         self._connections[number] = _ClientConnection(
-            self._loop, connection, self._answer, lambda: self._connections.pop(number, None)
+            self._loop,
+            connection,
+            self._knows,
+            self._answer,
+            lambda: self._connections.pop(number, None),
         )
 
     def close(self) -> None:
         for each in [*self._connections.values()]:
             each.close()
 
-    def _answer(self, method: str, target: str, token: str, body: bytes) -> tuple[int, object]:
-        if not compare_digest(token.encode(), f"Bearer {self._token}".encode()):
-            return 401, _describe("UNAUTHENTICATED", "MLFLOW_TRACKING_TOKEN is not this job's")
-        parts = urlsplit(target)
+    def _knows(self, token: str) -> bool:
+        return compare_digest(token.encode(), f"Bearer {self._token}".encode())
+
+    def _answer(self, method: str, target: str, body: bytes) -> tuple[int, object]:
         try:
             fields = json.loads(body) if body else {}
         except (ValueError, RecursionError):
             return 400, _describe("BAD_REQUEST", "the body is no JSON")
         if not isinstance(fields, dict):
             return 400, _describe("BAD_REQUEST", "the body is no JSON object")
-        for name, found in parse_qs(parts.query).items():
+        try:
+            parts = urlsplit(target)
+            asked = parse_qs(parts.query)
+        except ValueError as error:
+            return 400, _describe("BAD_REQUEST", f"the address is none: {error}")
+        for name, found in asked.items():
             fields.setdefault(name, found[0])
         if parts.path in ("/health", "/version"):
             return 200, {}
@@ -104,7 +119,7 @@ class TrackingServer:
             return 200, self.store.answer(method, unquote(parts.path[prefix.end() :]), fields)
         except Refusal as refusal:
             return refusal.status, _describe(refusal.code, str(refusal))
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             return 400, _describe("INVALID_PARAMETER_VALUE", f"{type(error).__name__}: {error}")
 
 
@@ -113,24 +128,31 @@ def _describe(code: str, message: str) -> object:
 
 
 class _ClientConnection:
-    """A connection of a client, which sends requests one after the other (HTTP/1.1)."""
+    """A connection of a client, which sends requests one after the other (HTTP/1.1). Before the
+    head of a request has shown the token, no more than the head is kept.
+    """
 
     def __init__(
         self,
         loop: EventLoop,
         connection: socket.socket,
-        answer: Callable[[str, str, str, bytes], tuple[int, object]],
+        knows: Callable[[str], bool],
+        answer: Callable[[str, str, bytes], tuple[int, object]],
         gone: Callable[[], object],
     ) -> None:
-        self._loop, self._answer, self._gone = loop, answer, gone
+        self._loop, self._knows, self._answer, self._gone = loop, knows, answer, gone
         self._socket: socket.socket | None = connection
         self._in = bytearray()
         self._out = b""
         self._last = False  # whether the connection ends with the answer
+        self._refused = False  # whether what still comes is dropped
+        self.is_known = False  # whether the client has shown the token
         connection.setblocking(False)
+        self._timer: LoopTimer | None = loop.after(HEAD_S, self.close)
         loop.watch(connection.fileno(), READ, self._ready)
 
     def close(self) -> None:
+        self._loop.cancel(self._timer)
         if self._socket is not None:
             self._loop.unwatch(self._socket.fileno())
             self._socket.close()
@@ -138,25 +160,29 @@ class _ClientConnection:
             self._gone()
 
     def _ready(self, events: int) -> None:
-        if self._socket is None:
-            return
+        """Read and write what can be. Nothing that a client sends ends more than its connection."""
         try:
-            if self._out:
-                self._flush()
-            if events & ~WRITE:
-                data = self._socket.recv(_PIECE)
-                if not data:
-                    self.close()
-                    return
-                self._in += data
-                self._read_requests()
+            self._move(events)
         except BlockingIOError:
             return
-        except OSError:
+        except Exception:  # noqa: BLE001 - one client must not end the agent
             self.close()
 
+    def _move(self, events: int) -> None:
+        if self._out:
+            self._flush()
+            self._read_requests()  # those that have waited for the answer to be sent
+        if self._socket is None or self._out or not events & ~WRITE:
+            return
+        data = self._socket.recv(_PIECE)
+        if not data:
+            self.close()
+        elif not self._refused:
+            self._in += data
+            self._read_requests()
+
     def _read_requests(self) -> None:
-        while self._socket is not None and not self._last:
+        while self._socket is not None and not self._last and not self._out:
             end = self._in.find(b"\r\n\r\n")
             if end < 0:
                 if len(self._in) > LONGEST_HEAD:
@@ -167,19 +193,34 @@ class _ClientConnection:
                 name.strip().lower(): value.strip()
                 for name, _, value in (line.partition(":") for line in lines[1:])
             }
-            length = headers.get("content-length", "0")
-            if not length.isdecimal() or int(length) > LARGEST or "transfer-encoding" in headers:
-                self._send(413, _describe("BAD_REQUEST", "the request is too large"), last=True)
+            if not self._knows(headers.get("authorization", "")):
+                self._refuse(401, "UNAUTHENTICATED", "MLFLOW_TRACKING_TOKEN is not this job's")
                 return
-            whole = end + 4 + int(length)
+            self._loop.cancel(self._timer)
+            self.is_known = True
+            size = headers.get("content-length", "0")
+            # a number of thousands of digits is an error for Python
+            length = int(size) if size.isdecimal() and len(size) < 10 else LARGEST + 1
+            if length > LARGEST or "transfer-encoding" in headers:
+                self._refuse(413, "BAD_REQUEST", "the request is too large")
+                return
+            whole = end + 4 + length
             if len(self._in) < whole:
                 return
             body = bytes(self._in[end + 4 : whole])
             del self._in[:whole]
             method, _, rest = lines[0].partition(" ")
-            token = headers.get("authorization", "")
-            status, found = self._answer(method, rest.rpartition(" ")[0], token, body)
+            status, found = self._answer(method, rest.rpartition(" ")[0], body)
             self._send(status, found, last=headers.get("connection", "").lower() == "close")
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        """Answer before the request was read. What comes of it is dropped, since a connection that
+        is closed before would take the answer with it."""
+        self._refused = True
+        self._in.clear()
+        self._loop.cancel(self._timer)
+        self._timer = self._loop.after(LINGER_S, self.close)
+        self._send(status, _describe(code, message), last=True)
 
     def _send(self, status: int, found: object, *, last: bool) -> None:
         body = json.dumps(found).encode()
@@ -194,6 +235,7 @@ class _ClientConnection:
         self._flush()
 
     def _flush(self) -> None:
+        """Send what waits. While some of it waits, nothing is read."""
         assert self._socket is not None
         try:
             while self._out:
@@ -204,11 +246,11 @@ class _ClientConnection:
             self.close()
             return
         if self._last and not self._out:
-            self.close()
-        else:
-            self._loop.watch(
-                self._socket.fileno(), READ | WRITE if self._out else READ, self._ready
-            )
+            if not self._refused:
+                self.close()
+                return
+            self._socket.shutdown(socket.SHUT_WR)
+        self._loop.watch(self._socket.fileno(), WRITE if self._out else READ, self._ready)
 
 
 class _TrackedRun:
@@ -413,27 +455,27 @@ class TrackingStore:
 
     def _add_metrics(self, run: _TrackedRun, metrics: list[Fields]) -> None:
         now = self._clock()
-        together: dict[tuple[float | None, int], dict[str, float]] = {}
+        together: dict[tuple[float | None, float], dict[str, float]] = {}
         for each in metrics:
             key, value = str(each["key"]), float(each["value"])
             step, at = int(each.get("step") or 0), int(each.get("timestamp") or now * 1000)
-            history = run.history.get(key)
-            if history is None:
-                if len(run.history) >= MOST_KEYS:
-                    continue
-                history = run.history[key] = []
+            history = run.history.get(key, [])
             # without a step, MLflow says 0 each time: such values are counted
             counted = step == 0 and bool(history)
+            row = (None if counted else float(step), float(at))
+            if not history:
+                if len(run.history) >= MOST_KEYS:
+                    continue
+                run.history[key] = history
             history.append({"key": key, "value": _show(value), "timestamp": at, "step": step})
             del history[:-MOST_HISTORY]
-            row = (None if counted else float(step), at)
             name = self._names[run.info["run_id"]] + key
             if name in together.get(row, ()):
-                self._values({name: value}, row[0], max(0.0, now - at / 1000))
+                self._values({name: value}, row[0], max(0.0, now - row[1] / 1000))
             else:
                 together.setdefault(row, {})[name] = value
-        for (named, at), values in together.items():
-            self._values(values, named, max(0.0, now - at / 1000))
+        for (named, sent_at), values in together.items():
+            self._values(values, named, max(0.0, now - sent_at / 1000))
 
     def _add_params(self, run: _TrackedRun, params: list[Fields]) -> None:
         for each in params:
