@@ -1,7 +1,7 @@
 """Writes `src/cavvy/catalog/token_prices.csv`: what APIs ask for the tokens of models whose weights
 can be served by oneself. Needs the package `genai-prices` (MIT), whose prices these are.
 
-    python scripts/catalog/tables.py
+    python scripts/catalog/token_prices.py
 """
 
 import csv

@@ -19,7 +19,7 @@ _SAME = {"aarch64": "arm64", "amd64": "x86_64"}
 # sheets.
 _GRACE = ("GH200", "GB200", "GB300")
 
-# The prices without discounts, as `scripts/catalog/tables.py` found them. They go stale.
+# The prices without discounts, as `scripts/catalog/token_prices.py` found them. They go stale.
 TOKEN_PRICE_SOURCE = "genai-prices 0.2.3, 2026-11"
 # what names of files, repositories and offers add to the name of a model: its format, or how an API
 # serves it

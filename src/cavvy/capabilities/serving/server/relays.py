@@ -178,7 +178,8 @@ class ReplicaRelays:
         return relay.events_port if isinstance(relay, ReplicaRelay) else 0
 
     def tier(self, replica_id: str) -> int:
-        """Return the network distance of a replica, as a tier of `nearness`."""
+        """Return the network distance of a replica, as a tier: 0 for this machine, and more for
+        a longer round trip."""
         relay = self._relays.get(replica_id)
         if relay is None:
             return 0  # the replica runs on this machine

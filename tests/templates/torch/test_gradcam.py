@@ -15,7 +15,7 @@ import cavvy
 def gradcam() -> ModuleType:
     pytest.importorskip("sklearn", reason="the template gradcam needs scikit-learn")
     pytest.importorskip("PIL", reason="the template gradcam needs Pillow")
-    path = Path(cavvy.__file__).parent / "templates/gradcam/train.py"
+    path = Path(cavvy.__file__).parent / "capabilities/templates/gradcam/train.py"
     spec = importlib.util.spec_from_file_location("gradcam_template", path)
     assert spec is not None
     assert spec.loader is not None
