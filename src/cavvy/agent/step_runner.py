@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     from .access.execs import RankExecs
+    from .allowed_folders import AllowedFolders
     from .checkpoint_sync import CheckpointSync
     from .config import AgentConfig, ConfigFields
     from .data.bucket_mounts import BucketMounts
@@ -394,6 +395,7 @@ class StepRunner:
             stuck_s=self._work.stuck_s,
             alone=self._config.devices is None,
             event_folders=self._list_event_folders(),
+            event_allowed=self._allow_event_folders(),
             # ranks may share a folder
             event_host=socket.gethostname() if self._config.rank else "",
         )
@@ -410,6 +412,20 @@ class StepRunner:
         if checkpoint is not None:
             folders.append(os.path.join(self._config.folder, checkpoint.path))
         return folders
+
+    def _allow_event_folders(self) -> AllowedFolders:
+        """Return where the agent reads event files, even if the work replaces a folder by a link:
+        in the working folder, and where this node keeps the checkpoints."""
+        from .allowed_folders import AllowedFolders
+
+        given: list[str] = []
+        if self._work.checkpoint is not None and self._work.checkpoint.storage is not None:
+            given.append(self._work.checkpoint.storage)
+        if self._work.volumes:
+            from .data.mounts import list_checkpoint_volumes
+
+            given += list_checkpoint_volumes(self._config, self._work)
+        return AllowedFolders([self._config.folder], given)
 
     def _clean(self) -> None:
         """Clean the machine's cache in a separate process, which is killed if it still runs when

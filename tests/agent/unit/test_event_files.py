@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cavvy.agent.allowed_folders import AllowedFolders
 from cavvy.agent.work import event_files
 from cavvy.agent.work.event_files import EventFileReader, masked_crc, read_tensor
 from cavvy.agent.work.meters import UsageMeter
@@ -167,6 +168,24 @@ def test_links_and_pipes_are_not_opened(tmp_path: Path) -> None:
     (shown / NAME).symlink_to(tmp_path / "secret" / NAME)
     os.mkfifo(shown / "tfevents.pipe")
     assert Reader(shown).read(last=True) == []
+
+
+def test_a_folder_that_becomes_a_link_is_left(tmp_path: Path) -> None:
+    """The work replaces its checkpoint folder, and a folder of another, by links."""
+    for folder in ("other", "work/runs", "stored/runs"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / NAME).write_bytes(scalar(folder, 1, 1))
+    work, checkpoints = tmp_path / "work", tmp_path / "work" / "checkpoints"
+    allowed = AllowedFolders([str(work)], [str(tmp_path / "stored")])
+    reader = Reader(work, checkpoints, allowed=allowed)
+    checkpoints.symlink_to(tmp_path / "other")
+    assert reader.read() == [(1, {"work/runs": 1})]
+    checkpoints.unlink()
+    checkpoints.symlink_to(tmp_path / "stored")
+    assert reader.read() == [(1, {"stored/runs": 1})], "the agent itself makes such a link"
+    shutil.rmtree(work)
+    work.symlink_to(tmp_path / "other")
+    assert reader.read() == []
 
 
 def test_a_search_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import struct
 import time
 from collections import deque
 
-from ..disk import open_own
+from ..allowed_folders import AllowedFolders, check_regular, open_below
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ LATE_S = 5.0  # by which the clock of an event may lie before the begin of the w
 MOST_TAGS = 1000  # of a file
 MOST_PARAMS = 256
 PHASES = ("train", "training", "val", "valid", "validation", "dev", "test", "eval", "evaluation")
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _HPARAMS = b"hparams"
 _SCALARS = b"scalars"
 _VARINT, _64_BITS, _BYTES, _32_BITS = 0, 1, 2, 5  # wire types of protobuf
@@ -53,10 +54,13 @@ class EventFileReader:
         folders: Sequence[str],
         described: Callable[[dict[str, str]], object],
         *,
+        allowed: AllowedFolders | None = None,
         host: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._folders, self._described = folders, described
+        # the work can replace a folder by a link, which is followed into these alone
+        self._allowed = AllowedFolders([*folders]) if allowed is None else allowed
         self._host = host  # only files of this host are read, if it is not ""
         self._clock = clock
         self._began = clock() - LATE_S
@@ -104,33 +108,58 @@ class EventFileReader:
             self._described(event.params)
 
     def _search(self) -> None:
-        for path, status in self._list_files():
-            key = (status.st_dev, status.st_ino)
-            if key not in self._files and status.st_mtime >= self._began:
+        for folder, here, name in self._list_files():
+            try:
+                status = os.stat(name, dir_fd=here, follow_symlinks=False)
+                key = (status.st_dev, status.st_ino)
+                if (
+                    key in self._files
+                    or status.st_mtime < self._began
+                    or not stat.S_ISREG(status.st_mode)
+                ):
+                    continue
                 if len(self._files) >= MOST_FILES:
                     return
-                self._files[key] = _EventFile(path)
+                file = check_regular(os.open(name, _READ, dir_fd=here), name)
+            except OSError:
+                continue
+            self._files[key] = _EventFile(folder, file)
 
-    def _list_files(self) -> Iterator[tuple[str, os.stat_result]]:
-        waiting = deque((folder, 0) for folder in dict.fromkeys(self._folders))
+    def _list_files(self) -> Iterator[tuple[str, int, str]]:
+        """Yield the folder of each event file, the folder's descriptor, and the file's name."""
+        waiting = deque((folder, "", 0) for folder in dict.fromkeys(self._folders))
         left = MOST_ENTRIES
         while waiting and left > 0:
-            folder, depth = waiting.popleft()
+            top, below, depth = waiting.popleft()
             try:
-                with os.scandir(folder) as entries:
+                here = self._open_folder(top, below)
+            except OSError:
+                continue
+            try:
+                with os.scandir(here) as entries:
                     for entry in entries:
                         left -= 1
                         if left <= 0:
                             break
                         if entry.is_dir(follow_symlinks=False):
                             if depth < DEEPEST and not entry.name.startswith("."):
-                                waiting.append((entry.path, depth + 1))
+                                waiting.append((top, os.path.join(below, entry.name), depth + 1))
                         elif MARK in entry.name and self._host in entry.name:
-                            status = entry.stat(follow_symlinks=False)
-                            if stat.S_ISREG(status.st_mode):
-                                yield entry.path, status
+                            yield os.path.join(top, below) if below else top, here, entry.name
             except OSError:
                 continue
+            finally:
+                os.close(here)
+
+    def _open_folder(self, top: str, below: str) -> int:
+        """Open a folder below one of `folders`. Raises OSError."""
+        opened = self._allowed.open_folder(top)
+        if not below:
+            return opened
+        try:
+            return open_below(opened, below, os.O_RDONLY | os.O_DIRECTORY)
+        finally:
+            os.close(opened)
 
 
 class _RunNames:
@@ -162,10 +191,8 @@ class _Event:
 class _EventFile:
     """An event file that grows."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self.folder = os.path.dirname(path)
-        self._fd = -1
+    def __init__(self, folder: str, fd: int) -> None:
+        self.folder, self._fd = folder, fd
         self._offset = 0  # of the record that is read next
         self._rest = b""  # what was read from there
         self._broken = False
@@ -215,11 +242,6 @@ class _EventFile:
         if len(self._rest) >= size:
             return True
         try:
-            if self._fd < 0:
-                self._fd = open_own(self._path, os.O_RDONLY | os.O_NONBLOCK)
-                if not stat.S_ISREG(os.fstat(self._fd).st_mode):
-                    self._broken = True
-                    return False
             at = self._offset + len(self._rest)
             self._rest += os.pread(self._fd, max(PIECE_BYTES, size - len(self._rest)), at)
         except OSError:

@@ -19,6 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ..allowed_folders import AllowedFolders
     from ..config import ConfigFields
     from .checkpoint_files import CheckpointWatcher
     from .event_files import EventFileReader
@@ -130,12 +131,15 @@ class WorkMonitor:
         stuck_s: float | None = None,
         alone: bool = False,
         event_folders: Sequence[str] = (),
+        event_allowed: AllowedFolders | None = None,
         event_host: str = "",
     ) -> None:
         self._figures = MinuteFigures(say)
         self._steps = StepValueReader(say)
-        # folders with event files, and part of their names; see EventFileReader
-        self._event_folders, self._event_host = event_folders, event_host
+        # folders with event files, where links may lead, and part of the files' names; see
+        # EventFileReader
+        self._event_folders, self._event_allowed = event_folders, event_allowed
+        self._event_host = event_host
         self._events: EventFileReader | None = None
         self._declares = False  # whether the work reports values itself, not only in what it prints
         self._stuck_s = stuck_s  # the limit that the control plane applies, if there is one
@@ -361,7 +365,10 @@ class WorkMonitor:
             from .event_files import EventFileReader
 
             self._events = EventFileReader(
-                self._event_folders, self._steps.describe, host=self._event_host
+                self._event_folders,
+                self._steps.describe,
+                allowed=self._event_allowed,
+                host=self._event_host,
             )
         self._events.read(found, last=last)
         self._tell_printed(newest)
