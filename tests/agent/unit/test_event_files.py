@@ -159,6 +159,31 @@ def test_large_records_are_passed_over(tmp_path: Path, monkeypatch: pytest.Monke
     assert Reader(tmp_path).read() == [(2, {"loss": 2})]
 
 
+def test_what_takes_long_is_read_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the agent's loop goes on, and a file with much in it does not keep the others waiting."""
+    monkeypatch.setattr(event_files, "TICK_S", 0.0)
+    for name in ("a", "b"):
+        (tmp_path / f"{NAME}.{name}").write_bytes(b"".join(scalar(name, 1, n) for n in range(3)))
+    reader = Reader(tmp_path)
+    read = [reader.read() for _ in range(6)]
+    assert [len(each) for each in read] == [1] * 6
+    names = [next(iter(values)) for [(_, values)] in read]
+    assert names in (["a", "b"] * 3, ["b", "a"] * 3)
+    assert reader.read() == []
+
+
+def test_no_long_checksum_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    (tmp_path / NAME).write_bytes(record(b"x" * 300_000) + scalar("loss", 2, 2))
+    monkeypatch.setattr(
+        event_files, "masked_crc", lambda data: (sizes.append(len(data)), masked_crc(data))[1]
+    )
+    assert Reader(tmp_path).read() == [(2, {"loss": 2})]
+    assert max(sizes) <= 64 << 10
+
+
 def test_links_and_pipes_are_not_opened(tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / NAME).write_bytes(scalar("loss", 1, 1))

@@ -31,8 +31,11 @@ SPARED = 200  # times the duration of a search until the next one
 MOST_RECORDS = 1000  # that are read at a time, so that the agent uses little CPU
 MOST_AT_END = 200_000  # when the work has ended
 END_S = 5.0
+TICK_S = 0.05  # that reading takes at a time, since the agent's loop waits for it
 PIECE_BYTES = 256 << 10
-LARGEST = 1 << 20  # bytes of a record that is read; larger ones, such as pictures, are left out
+# bytes of a record that is read; larger ones, such as pictures, are left out: the checksum of one
+# takes 20 ms
+LARGEST = 64 << 10
 LONGEST = 1 << 31  # bytes of a record in a file that is not broken
 LATE_S = 5.0  # by which the clock of an event may lie before the begin of the work
 MOST_TAGS = 1000  # of a file
@@ -67,6 +70,7 @@ class EventFileReader:
         self._files: dict[tuple[int, int], _EventFile] = {}
         self._name = _RunNames().name
         self._search_at = 0.0
+        self._turn = 0  # the file that is read first
 
     def read(self, found: Found, *, last: bool = False) -> None:
         """Read what is new; to be called about once a second. `found` takes the values of a step,
@@ -77,25 +81,31 @@ class EventFileReader:
             self._search()
             spent = time.monotonic() - now
             self._search_at = now + max(SEARCH_S, SPARED * spent)
+        until = now + END_S if last else time.monotonic() + TICK_S
         left = MOST_AT_END if last else MOST_RECORDS
         while left > 0:
-            count = self._read(found, MOST_RECORDS)
+            count = self._read(found, min(left, MOST_RECORDS), until)
             left -= count
-            if not count or time.monotonic() > now + END_S:
+            if not count or time.monotonic() >= until:
                 break
         if last:
             for each in self._files.values():
                 each.close()
 
-    def _read(self, found: Found, most: int) -> int:
-        """Read up to `most` records of all files. Return how many there were."""
+    def _read(self, found: Found, most: int, until: float) -> int:
+        """Read up to `most` records of all files, until a time of the monotonic clock. Return how
+        many there were. The next call begins with the file after the one that was read last.
+        """
         count, now = 0, self._clock()
-        for each in self._files.values():
-            for event in each.read(most - count):
+        files, first = [*self._files.values()], self._turn
+        for number in range(len(files)):
+            file = files[(first + number) % len(files)]
+            for event in file.read(most - count):
                 count += 1
-                self._take(each, event, now, found)
-            if count >= most:
-                break
+                self._take(file, event, now, found)
+                if count >= most or time.monotonic() >= until:
+                    self._turn = (first + number + 1) % len(files)
+                    return count
         return count
 
     def _take(self, file: _EventFile, event: _Event, now: float, found: Found) -> None:
