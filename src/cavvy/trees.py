@@ -2,6 +2,7 @@
 each level, so a folder with a thousand levels is an error for them.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -45,7 +46,8 @@ def remove_tree(top: str | os.PathLike[str], *, ignore_errors: bool = False) -> 
 def _empty(root: int, skip: AbstractContextManager[None]) -> None:
     """Remove all that is in an open folder. Folders of folders are moved up into it first, so that
     no path is long, and no chain of folders is open."""
-    fresh = (f".removed-{os.getpid()}-{number}" for number in count())
+    mark = os.urandom(8).hex()  # so that a job cannot place folders with these names
+    fresh = (f".removed-{mark}-{number}" for number in count())
     todo = [""]  # names of folders in `root`; "" is itself
     while todo:
         name = todo.pop()
@@ -59,11 +61,25 @@ def _empty(root: int, skip: AbstractContextManager[None]) -> None:
                         if not entry.is_dir(follow_symlinks=False):
                             os.unlink(entry.name, dir_fd=here)
                             continue
-                        to = next(fresh) if name else entry.name
                         if name:
-                            os.rename(entry.name, to, src_dir_fd=here, dst_dir_fd=root)
-                        todo.append(to)
+                            todo.append(_move_up(here, entry.name, root, fresh))
+                        else:
+                            todo.append(entry.name)
             finally:
                 os.close(here)
             if name:
                 os.rmdir(name, dir_fd=root)
+
+
+def _move_up(here: int, name: str, root: int, fresh: Iterator[str]) -> str:
+    """Move a folder into `root`, and return its new name, the first of `fresh` that no folder with
+    something in it has. Raises OSError."""
+    for to in fresh:
+        try:
+            os.rename(name, to, src_dir_fd=here, dst_dir_fd=root)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+        else:
+            return to
+    raise AssertionError("`fresh` has no end")

@@ -38,6 +38,22 @@ def test_a_deep_folder_is_removed(tmp_path: Path, levels: int) -> None:
     assert (tmp_path / "kept" / "file").read_text() == "x"
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_folders_that_a_removal_left_or_a_job_placed_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Folders that are not empty have the names that the removal gives to others."""
+    mark = str(os.getpid())
+    if known:
+        monkeypatch.setattr(os, "urandom", bytes)
+        mark = "00" * 8
+    for number in range(4):
+        for inner in ("x/y", "z"):
+            (tmp_path / "top" / f".removed-{mark}-{number}" / inner).mkdir(parents=True)
+    remove_tree(tmp_path / "top")
+    assert not (tmp_path / "top").exists()
+
+
 def test_what_is_no_folder_is_an_error_unless_errors_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "to").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "to")
