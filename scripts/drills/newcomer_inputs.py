@@ -330,7 +330,7 @@ run good.yaml --machine 'A B'
 run --gpu H100:8
 run -- ''
 run - --
-run good.yaml good.yaml
+run good.yaml nowhere.yaml
 validate --as nosuch good.yaml
 validate good.yaml none.yaml typo.yaml
 """

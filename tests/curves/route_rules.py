@@ -2,5 +2,7 @@
 
 READS = {
     "/v1/projects/{project}/curves": ("path", "view"),
+    "/v1/projects/{project}/curve-params": ("path", "view"),
     "/v1/projects/{project}/jobs/{name}/curves": ("path", "view"),
+    "/v1/projects/{project}/jobs/{name}/curve-names": ("path", "view"),
 }

@@ -92,7 +92,9 @@ def find_wrong_words(
     for param in command.get_params(context):
         told = given.get(str(param.name))
         missing = told in (None, (), "") or "UNSET" in str(told)
-        if whole and param.required and missing and not {"-h", "--help"} & set(words):
+        # The Python file of an app says itself what the options of a command say of other files.
+        complete = {"-h", "--help"} & set(words) or any(word.endswith(".py") for word in words)
+        if whole and param.required and missing and not complete:
             return f"{param.get_error_hint(context)} is missing"
         choices = param.type.choices if isinstance(param.type, click.Choice) else ()
         if choices and isinstance(told, str) and told != HOLE and told not in choices:

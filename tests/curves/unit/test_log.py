@@ -75,12 +75,12 @@ def test_values_of_a_program_reach_the_agent(agent: Agent) -> None:
 
 def test_what_a_program_logs_before_it_ends_is_read(agent: Agent) -> None:
     """The agent learns of its end before it has read the socket."""
-    for step in range(2000):
+    for step in range(2030):  # the last 30 are left; Linux keeps about 70 such lines of a sender
         curves.log({"loss": step}, step=step)
-        if step % 100 == 99:
+        if step % 50 == 49:
             agent.socket.drain()
     curves._door._close()
-    assert len(rows(agent.end())) == 2000
+    assert len(rows(agent.end())) == 2030
 
 
 def test_no_number_is_a_gap_with_a_name(agent: Agent) -> None:
