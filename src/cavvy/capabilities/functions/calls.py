@@ -212,7 +212,11 @@ class AppRun:
         answer: Future[_Answer] = Future()
 
         def deliver(head: Head, data: bytes) -> None:
-            if not answer.cancelled():
+            if head["op"] == "part":  # the program looked the function up before it was changed
+                text = f"{function.name} yields values, and was called for one result"
+                head = {"op": "failed", "id": head["id"], "kind": "CallFailed", "text": text}
+                data = b""
+            if not answer.done():
                 answer.set_result((head, data))
 
         request = link.make_request(function.name, body, deliver)

@@ -14,7 +14,7 @@ from typing import Any
 
 from cavvy.capabilities.functions import payload
 from cavvy.capabilities.functions.errors import KINDS, CallFailed, WorkerLost
-from cavvy.capabilities.functions.frames import MOST_BYTES, CallFrames, Head, WrongFrame, pack
+from cavvy.capabilities.functions.frames import MOST_BYTES, CallFrames, Head, pack
 
 _RECEIVE = 1 << 18
 _MOST_LOSSES = 5  # connections in a row that ended without an answer
@@ -143,8 +143,9 @@ class BrokerLink:
             while data := connection.recv(_RECEIVE):
                 for head, body in reader.feed(data):
                     self._hear(head, body)
-        except (OSError, WrongFrame):
-            pass
+        except Exception as error:  # noqa: BLE001 - the other end sends anything
+            if not isinstance(error, OSError):
+                sys.stderr.write(f"cavvy: a connection to functions was closed: {error!r}\n")
         connection.close()
         self._lose(connection)
 
@@ -166,10 +167,10 @@ class BrokerLink:
                 request.parts += 1
                 request.deliver(head, body)
         elif op in ("done", "failed"):
-            self._losses = 0
             with self._lock:
                 request = self._requests.pop(number, None)
             if request is not None:
+                self._losses = 0
                 request.deliver(head, body)
 
     def _lose(self, connection: socket.socket) -> None:

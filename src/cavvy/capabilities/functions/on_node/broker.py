@@ -45,6 +45,7 @@ class BrokerCall:
         "function",
         "head",
         "losses",
+        "number",
         "over",
         "parts",
         "timer",
@@ -55,6 +56,9 @@ class BrokerCall:
     def __init__(self, caller: "Peer", function: "Served", head: Head, body: bytes) -> None:
         self.caller, self.caller_id, self.function = caller, head["id"], function
         self.head, self.body = head, body
+        # of the call between broker and workers: no other call ever has it, since what a worker
+        # hears or says of a call may arrive after the call's end
+        self.number = function.broker.make_number()
         self.tries = self.losses = self.parts = 0
         self.worker: Worker | None = None
         self.began = 0.0
@@ -161,7 +165,7 @@ class Caller(Peer):
             self._cancel(number)
         elif op == "more":
             if (call := self.calls.get(number)) is not None and call.worker is not None:
-                call.worker.send({"op": "more", "id": id(call)})
+                call.worker.send({"op": "more", "id": call.number})
         elif op == "fetch":
             self.broker.start_task(self._send_file(number, self._results.pop(number)))
         elif op == "drop":
@@ -316,24 +320,33 @@ class Served:
         """Take the result of a call, or start it again."""
         worker = call.worker
         assert worker is not None
-        del worker.calls[id(call)]
+        del worker.calls[call.number]
         call.worker = None
         if call.timer is not None:
             call.timer.cancel()
-        self._mean_s += 0.1 * (time.monotonic() - call.began - self._mean_s)
-        if head["op"] == "failed" and head.get("kind") == "error" and not call.parts:
-            call.tries += 1
-            if call.tries <= int(self.spec_of(call)["retries"]):
-                self.add(call, first=True)
-                return
-        call.over = True
-        call.caller.answer(call, head, body)  # type: ignore[attr-defined]  # it is a Caller
+        if not call.over:
+            self._mean_s += 0.1 * (time.monotonic() - call.began - self._mean_s)
+        if call.over:  # its result is not needed: it was cancelled, or took too long
+            remove(head.get("file", ""))
+        elif self._tries_again(call, head):
+            self.add(call, first=True)
+            return
+        else:
+            call.over = True
+            call.caller.answer(call, head, body)  # type: ignore[attr-defined]  # it is a Caller
         remove(call.head.get("file", ""))
         if worker.calls and self.concurrency == 1:
             self.watch(next(iter(worker.calls.values())))
         most = self._count_given()
         while len(worker.calls) < most and self._give(worker):
             pass
+
+    def _tries_again(self, call: BrokerCall, head: Head) -> bool:
+        """Return whether a call is run again after this answer."""
+        if head["op"] != "failed" or head.get("kind") != "error" or call.parts:
+            return False
+        call.tries += 1
+        return call.tries <= int(self.spec_of(call)["retries"])
 
     def _count_given(self) -> int:
         """Return how many calls a process is given: more than it runs at a time if they are short,
@@ -404,8 +417,8 @@ class Served:
                 continue
             begins = len(worker.calls) < self.concurrency
             call.worker = worker
-            worker.calls[id(call)] = call
-            head = {**call.head, "op": "call", "id": id(call)}
+            worker.calls[call.number] = call
+            head = {**call.head, "op": "call", "id": call.number}
             worker.send(head, call.body)
             if begins:
                 self.watch(call)
@@ -444,7 +457,7 @@ class Broker:
         self.used_at = time.monotonic()
         self.spool = os.path.join(os.getcwd(), ".cavvy", "spool")
         os.makedirs(self.spool, mode=0o700, exist_ok=True)
-        self._files = 0
+        self._files = self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
         served: dict[str, Served] = {}
         self.functions: dict[str, Served] = {}
@@ -491,6 +504,11 @@ class Broker:
         self._begun = None
         return begun
 
+    def make_number(self) -> int:
+        """Return the number of a new call."""
+        self._number += 1
+        return self._number
+
     def make_path(self) -> str:
         """Return the path of a new file in the spool."""
         self._files += 1
@@ -512,10 +530,10 @@ class Broker:
         if worker is None:
             return
         first = next(iter(worker.calls), None)
-        if call.function.concurrency == 1 and first == id(call):
+        if call.function.concurrency == 1 and first == call.number:
             worker.kill()
         else:
-            worker.send({"op": "cancel", "id": id(call)})
+            worker.send({"op": "cancel", "id": call.number})
 
     async def _listen_here(self) -> None:
         """Listen on the socket in the callers' folder, if this is their machine."""

@@ -25,7 +25,7 @@ if __name__ == "__main__":  # the root of the files that were sent with the work
 
 from cavvy.capabilities.functions import payload
 from cavvy.capabilities.functions.app import MAIN, find_app
-from cavvy.capabilities.functions.errors import NotSendable
+from cavvy.capabilities.functions.errors import CallCancelled, NotSendable
 from cavvy.capabilities.functions.frames import MOST_BYTES, CallFrames, Head, pack
 
 if TYPE_CHECKING:
@@ -105,8 +105,7 @@ class WorkerProcess:
     def _run_one_by_one(self) -> None:
         while (found := self._next()) is not None:
             head, body = found
-            if head["op"] != "call" or head["id"] in self._cancelled:
-                self._cancelled.discard(head["id"])
+            if head["op"] != "call" or self._drop_cancelled(head):
                 continue
             options = self.spec["functions"][head["fn"]]
             if options["batch"]:
@@ -120,20 +119,35 @@ class WorkerProcess:
         from concurrent.futures import ThreadPoolExecutor
 
         loop = asyncio.new_event_loop()
-        threading.Thread(target=loop.run_forever, daemon=True).start()
+        running = threading.Thread(target=loop.run_forever, daemon=True)
+        running.start()
         with ThreadPoolExecutor(self.concurrency, "call") as threads:
             while (found := self._next()) is not None:
-                if found[0]["op"] == "call":
+                if found[0]["op"] == "call" and not self._drop_cancelled(found[0]):
                     threads.submit(self._run_call, *found, loop)
         loop.call_soon_threadsafe(loop.stop)
+        running.join()
+        loop.close()
 
     def _next(self, timeout_s: float | None = None) -> tuple[Head, bytes] | None:
         """Return the next call; None at the end, or after the time."""
         while not self._inbox:
             if not self._receive(timeout_s):
                 return None
-        found = self._inbox.popleft()
-        return None if found[0]["op"] == "leave" else found
+        if self._inbox[0][0]["op"] == "leave":  # it stays, so that all who ask hear it
+            return None
+        return self._inbox.popleft()
+
+    def _drop_cancelled(self, head: Head) -> bool:
+        """Return whether a call was cancelled before it began. It is answered nevertheless: until
+        then the broker counts it as one of the calls of this process.
+        """
+        if head["id"] not in self._cancelled:
+            return False
+        self._cancelled.discard(head["id"])
+        text = "the call was cancelled before it began"
+        self.send({"op": "failed", "id": head["id"], "kind": "CallCancelled", "text": text})
+        return True
 
     def _receive(self, timeout_s: float | None = None) -> bool:
         """Read what arrives next; return False at the end, or after the time."""
@@ -150,6 +164,8 @@ class WorkerProcess:
                     credit.release()
             elif head["op"] == "cancel":
                 self._cancelled.add(head["id"])
+                if (credit := self._credit.get(head["id"])) is not None:
+                    credit.release()  # a generator that waits for its caller ends
             else:
                 self._inbox.append((head, body))
         return bool(data)
@@ -172,6 +188,11 @@ class WorkerProcess:
             if inspect.isasyncgen(result):
                 result = list_async(result)
             if inspect.isgenerator(result):
+                if not self.app.functions[head["fn"]].is_generator:
+                    raise TypeError(
+                        f"{head['fn']} returned a generator, but is no generator function itself, "
+                        "so its caller waits for one result: return a list, or `yield from` it"
+                    )
                 self._send_parts(head, result)
                 result = None
             self._send_result(head, result)
@@ -181,6 +202,7 @@ class WorkerProcess:
                 raise
         finally:
             _current.reset(token)
+            self._cancelled.discard(head["id"])
             sys.stdout.flush()
 
     def _collect(
@@ -200,7 +222,7 @@ class WorkerProcess:
             same = found[0]["op"] == "call" and found[0]["fn"] == first[0]["fn"]
             (joined if same else rest).append(found)
         self._inbox.extendleft(reversed(rest))
-        return [each for each in joined if each[0]["id"] not in self._cancelled]
+        return [each for each in joined if not self._drop_cancelled(each[0])]
 
     def _run_batch(self, joined: list[tuple[Head, bytes]]) -> None:
         read = []
@@ -266,6 +288,8 @@ class WorkerProcess:
                 while not credit.acquire(blocking=self.concurrency > 1):
                     if not self._receive():
                         raise SystemExit
+                if number in self._cancelled:
+                    raise CallCancelled(f"the call of {head['fn']} was cancelled")
                 self._send_value("part", head, value)
         finally:
             del self._credit[number]

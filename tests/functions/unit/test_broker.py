@@ -1,0 +1,228 @@
+"""The broker and its workers, without a server: calls that are cancelled, and wrong answers."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cavvy
+from cavvy.capabilities.functions.app import App
+from cavvy.capabilities.functions.calls import AppRun, FunctionCall, dial_broker
+from cavvy.capabilities.functions.errors import CallCancelled, CallFailed, WorkerLost
+from cavvy.capabilities.functions.frames import CallFrames, pack
+from cavvy.capabilities.functions.link import BrokerLink
+from cavvy.capabilities.functions.on_node import serve
+from cavvy.capabilities.functions.on_node.worker import WorkerProcess
+from cavvy.capabilities.functions.payload import PickleCodec
+
+_APP = """
+import cavvy
+
+app = cavvy.App("demo")
+
+@app.function(max_replicas=1, batch=2, wait="300ms")
+def pairs(xs):
+    return [x.upper() for x in xs]
+
+@app.function(max_replicas=1, concurrency=2)
+def both(x):
+    return x.upper()
+
+@app.function(max_replicas=1, concurrency=2)
+def endless():
+    while True:
+        yield 1
+
+@app.function(max_replicas=1)
+def hidden():
+    return (x for x in range(3))
+
+@app.function(max_replicas=1)
+def add(x):
+    return x + 1
+"""
+_START_S = 60
+
+
+class Served:
+    """An app whose functions run in processes of a broker."""
+
+    def __init__(self, app: App, address: str) -> None:
+        self.app = app
+        self.link = BrokerLink(lambda: dial_broker(address), None, PickleCodec())
+        self.run = AppRun(app)
+        self.run._find_link = lambda function: self.link  # type: ignore[method-assign]
+
+    def spawn(self, name: str, *args: Any) -> FunctionCall:
+        return self.run.spawn(self.app.functions[name], args, {})
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    (tmp_path / "demo.py").write_text(_APP)
+    space: dict[str, Any] = {"__name__": "demo", "__file__": str(tmp_path / "demo.py")}
+    exec(compile(_APP, str(tmp_path / "demo.py"), "exec"), space)
+    app = space["app"]
+    spec = {
+        "app": "demo",
+        "module": "demo",
+        "file": "demo.py",
+        "code": "",
+        "python": "",
+        "idle_s": 0,
+        "alone_s": 0,
+        "functions": {
+            each.name: {"name": each.name, "class": "", **each.options.to_head()}
+            for each in app.functions.values()
+        },
+    }
+    (tmp_path / "app.json").write_text(json.dumps(spec))
+    process = subprocess.Popen(
+        [sys.executable, str(serve.__file__), "app.json", ""],
+        cwd=tmp_path,
+        env={k: v for k, v in os.environ.items() if k != "CAVVY_FUNCTIONS"},
+    )
+    address = tmp_path / "address.json"
+    wait_until(lambda: address.exists() and address.read_text().endswith("}"))
+    found = Served(app, str(address))
+    try:
+        yield found
+    finally:
+        found.link.close()
+        found.run.close()
+        process.terminate()
+        process.wait(60)
+
+
+def wait_until(holds: Any) -> None:
+    until = time.monotonic() + _START_S
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_cancelled_calls_leave_their_places_in_a_batch(served: Served) -> None:
+    assert served.spawn("pairs", "a").get(timeout=60) == "A"
+    for _ in range(2):  # as many as there are places
+        call = served.spawn("pairs", "b")
+        time.sleep(0.05)  # it waits in the process for the other call of its batch
+        call.cancel()
+        with pytest.raises(CallCancelled):
+            call.get(timeout=60)
+        time.sleep(0.4)  # the process has stopped waiting
+    assert served.spawn("pairs", "c").get(timeout=60) == "C"
+
+
+def test_a_worker_answers_calls_that_were_cancelled_before_they_began() -> None:
+    """The broker gives a process no more calls than it has places until each is answered."""
+    for options in ({"concurrency": 1, "batch": 2}, {"concurrency": 2, "batch": None}):
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_START_S)
+        app = App("answers")
+        app.function(lambda xs: xs, name="echo")
+        head = {"name": "echo", "class": "", "wait_s": 0.01, **options}
+        worker = make_worker(app, {"app": "answers", "functions": {"echo": head}}, theirs)
+        call = {"op": "call", "fn": "echo", "enc": "json", "reply": "json"}
+        cancels = b"".join(pack({"op": "cancel", "id": number}) for number in (1, 2))
+        calls = b"".join(pack({**call, "id": number}, b'{"args": ["x"]}') for number in (1, 2, 3))
+        ours.sendall(cancels + calls + pack({"op": "leave", "id": 0}))
+        running = threading.Thread(target=worker, daemon=True)
+        running.start()
+        frames, told = CallFrames(), {}
+        while len(told) < 3:
+            data = ours.recv(65536)
+            assert data, told
+            told |= {each["id"]: each.get("kind", each["op"]) for each, _ in frames.feed(data)}
+        running.join(_START_S)
+        assert not running.is_alive()
+        ours.close()
+        theirs.close()
+        assert told == {1: "CallCancelled", 2: "CallCancelled", 3: "done"}
+
+
+def make_worker(app: App, spec: dict[str, Any], connection: socket.socket) -> Any:
+    """Return what runs the calls of a worker process, here in a thread."""
+    worker = WorkerProcess(spec, connection, "echo")
+    worker.app = app
+    threading.Thread(target=worker._send_held, daemon=True).start()
+    return worker._run_one_by_one if worker.batch else worker._run_together
+
+
+def test_a_cancelled_generator_leaves_its_place(served: Served) -> None:
+    function = served.app.functions["endless"]
+    for _ in range(3):  # one more than there are places
+        values = iter(served.run.stream(function, (), {}))
+        assert next(values) == 1
+        values.close()  # type: ignore[attr-defined]  # it is a generator
+    assert next(iter(served.run.stream(function, (), {}))) == 1
+
+
+def test_a_late_cancel_reaches_no_later_call(served: Served) -> None:
+    for _ in range(300):
+        call = served.spawn("both", "a")
+        call.cancel()
+        with pytest.raises(CallCancelled):
+            call.get(timeout=60)
+        assert served.spawn("both", "b").get(timeout=60) == "B"
+
+
+def test_a_generator_of_another_function(served: Served) -> None:
+    with pytest.raises(TypeError, match="hidden returned a generator"):
+        served.spawn("hidden").get(timeout=60)
+    assert served.spawn("add", 1).get(timeout=60) == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pack({"op": "piece", "id": 77, "more": False}),
+        pack({"id": 1}),
+        pack({"op": "part", "id": "x", "fn": []}) + pack({"op": "done", "id": []}),
+        b"\0\0\0\1\0\0\0\0x",
+    ],
+)
+def test_wrong_frames_end_the_connection_not_the_program(wrong: bytes) -> None:
+    """The calls are sent again over other connections, and fail when these are as bad."""
+    dialled = []
+
+    def dial() -> socket.socket:
+        ours, theirs = socket.socketpair()
+        dialled.append(theirs)
+        theirs.sendall(wrong)
+        return ours
+
+    link = BrokerLink(dial, None, PickleCodec())
+    run = AppRun(App("wrong"))
+    run._find_link = lambda function: link  # type: ignore[method-assign]
+    call = run.spawn(cavvy.App("other").function(lambda: 1, name="f"), (), {})
+    with pytest.raises(WorkerLost, match="lost 6 times"):
+        call.get(timeout=60)
+    assert len(dialled) == 6
+    for each in dialled:
+        each.close()
+
+
+def test_values_for_a_call_that_waits_for_one_result() -> None:
+    ours, theirs = socket.socketpair()
+    link = BrokerLink(lambda: ours, None, PickleCodec())
+    run = AppRun(App("parts"))
+    run._find_link = lambda function: link  # type: ignore[method-assign]
+    function = cavvy.App("other").function(lambda: 1, name="f")
+    first = run.spawn(function, (), {})
+    theirs.sendall(pack({"op": "part", "id": 1}, b"") + pack({"op": "done", "id": 1}, b""))
+    with pytest.raises(CallFailed, match="f yields values"):
+        first.get(timeout=60)
+    second = run.spawn(function, (), {})
+    theirs.sendall(pack({"op": "failed", "id": 2, "kind": "CallCancelled", "text": "x"}))
+    with pytest.raises(CallCancelled):
+        second.get(timeout=60)
+    link.close()
+    theirs.close()
