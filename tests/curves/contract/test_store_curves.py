@@ -8,7 +8,7 @@ from tests.contract.store_suite import NOW, make_attempt, submit
 
 from cavvy.capabilities.curves import rows as curve_rows
 from cavvy.capabilities.curves.reduce import make_curves
-from cavvy.capabilities.curves.rows import read_pieces, read_ranks
+from cavvy.capabilities.curves.rows import read_params, read_pieces, read_ranks
 from cavvy.capabilities.curves.wire import Curve
 from cavvy.domain.figures import StepSeries, StepValues
 from cavvy.domain.jobs import AttemptPhase
@@ -76,6 +76,18 @@ async def test_a_rank_has_no_more_than_its_space(
     [curve] = await read(store)
     assert curve.steps == [*range(1, curve.count + 1)]
     assert curve.count < 399
+
+
+async def test_a_rank_has_no_more_than_its_settings(store: Store) -> None:
+    """An agent that is not ours may send new names forever."""
+    sent = [f"n{number:03}" for number in range(curve_rows.MOST_PARAMS + 1)]
+    for number, names in enumerate((sent[:200], sent[200:], sent[:1])):
+        params = {name: str(number) for name in names}
+        told = StepValues(attempt_id="a1", rank=0, at=NOW, number=number, series=[], params=params)
+        await store.commit(AtomicWrite(steps=[told]))
+    found = await store.database[0](read_params(["a1"]))
+    assert sorted(found) == sent[:256]
+    assert found["n000"] == "2", "a known setting may change"
 
 
 async def test_curves_are_removed_with_their_job(store: Store) -> None:

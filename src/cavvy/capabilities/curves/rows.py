@@ -19,6 +19,7 @@ FULL = 16_384  # rows of a piece that is not joined any more
 _LEVELS = 5  # by which even pieces of 64 rows are full
 _FINAL = 9  # the level of full pieces
 MOST_BYTES = 64 << 20  # of a rank; later values are not stored
+MOST_PARAMS = 256  # settings of a rank; later names are not stored
 _PUT = (
     "INSERT INTO curves (attempt_id, rank, number, level, rows_count, document, brief) "
     "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
@@ -28,6 +29,7 @@ _PUT_PARAM = (
     "ON CONFLICT (attempt_id, rank, name) DO UPDATE SET value = excluded.value"
 )
 _OF_RANK = "attempt_id = ? AND rank = ?"
+_PARAMS = f"SELECT name FROM curve_params WHERE {_OF_RANK}"
 _COUNT = f"SELECT COUNT(*) FROM curves WHERE {_OF_RANK} AND level = ?"
 _LEVEL = f"SELECT number, document FROM curves WHERE {_OF_RANK} AND level = ? ORDER BY number"
 _DELETE = f"DELETE FROM curves WHERE {_OF_RANK} AND level = ? AND number <= ?"
@@ -42,8 +44,16 @@ def add_steps(session: DatabaseSession, happened: Sequence[Happened]) -> None:
             key = each.attempt_id, each.rank
             if columns := [_columns_of(series, at) for series in each.series]:
                 _add(session, key, each.number, columns)
-            for name, text in each.params.items():
-                session.run(_PUT_PARAM, (*key, name, text))
+            if each.params:
+                _add_params(session, key, each.params)
+
+
+def _add_params(session: DatabaseSession, key: tuple[str, int], params: Mapping[str, str]) -> None:
+    names = {str(name) for (name,) in session.run(_PARAMS, key).fetchall()}
+    for name, text in params.items():
+        if name in names or len(names) < MOST_PARAMS:
+            names.add(name)
+            session.run(_PUT_PARAM, (*key, name, text))
 
 
 def _columns_of(series: StepSeries, sent_at: float) -> Columns:
