@@ -192,6 +192,16 @@ def test_values_that_are_no_finite_numbers_are_sent_apart() -> None:
     assert sent.rows("acc") == [(3, 0, 0.5)]
 
 
+def test_a_number_that_is_too_large_for_a_curve_is_a_gap() -> None:
+    """So what was reported beside it is kept."""
+    sent = Sent()
+    values = StepValueReader(sent.say, sent.clock)
+    assert values.log({"loss": 1e200, "low": -1e200, "acc": 0.5}, 3) == {"acc": 0.5}
+    values.end()
+    assert (gaps(sent, "loss"), gaps(sent, "low")) == ([(3, 2.0)], [(3, 3.0)])
+    assert sent.rows("acc") == [(3, 0, 0.5)]
+
+
 def test_a_loss_that_is_printed_as_no_number_is_a_gap() -> None:
     sent = Sent()
     values = StepValueReader(sent.say, sent.clock)

@@ -41,7 +41,8 @@ async def test_bad_values_of_an_agent_are_left_out(api: Api) -> None:
         {"seq": 5, "kind": "points", "series": [{"names": ["a"], "rows": [["b", 0, 1]]}]},
         points(6, [1e308, 1e308, 1e308], names=("\x1b[31mred" + "x" * 999,)),
         points(7, [1, -5, 1], [1, None, 1], [1, 1e300, 1]),
-        points(8, [1, 0, 0.5]),
+        points(8, [1, 0, 1e200], [1.7e308, 0, 1], [2, 0, -1.7e308]),
+        points(9, [1, 0, 0.5]),
     ]
     answer = await report(api, gang, *wrong)
     assert answer.json()["ack"] == len(wrong)

@@ -1,6 +1,7 @@
 """The curves of a job on its page in the console, and in a terminal."""
 
 import html
+import json
 import re
 from datetime import timedelta
 from typing import Any
@@ -132,6 +133,23 @@ def test_ranks_and_processes_are_a_band() -> None:
     [line] = chart["lines"]
     assert line["label"] == "attempt 1, mean of 3 processes"
     assert (line["x"], line["y"], line["low"], line["high"]) == ([0, 1], [3, 4], [1, 2], [5, 6])
+
+
+def test_a_band_of_numbers_that_cannot_be_added_is_json() -> None:
+    axis = Axis("step", 0, make_clock([], NOW), (None, None))
+    first, second = curve("loss", 1, 1.7e308, 4), curve("loss", 3, 1.7e308, 1.7e308, rank=1)
+    ends = structs.replace(curve("loss", 5, 5), process=1, steps=[-1.7e308, 1.7e308])
+    [chart] = charts_of([first, second, ends], axis)
+    [line] = chart["lines"]
+    assert (line["x"], line["y"]) == ([0, 2], [2, 4])
+    assert json.loads(json.dumps(chart, allow_nan=False))["name"] == "loss"
+
+
+def test_a_rank_of_thousands_of_digits_is_none() -> None:
+    job = detail(attempts=[attempt()])
+    client = sign_in(CannedClient(job_answers(job) | curve_answers(curve("loss", 1, 2))))
+    found = client.get(f"{PATH}/curves?curve=loss&rank={'9' * 5000}")
+    assert found.status_code == 200
 
 
 def test_the_cost_at_a_time_is_that_of_all_attempts() -> None:

@@ -117,6 +117,20 @@ def test_runs_are_sorted_by_their_best_value() -> None:
     assert "job=id-0" in html.unescape(text), "the script asks for the curves of all"
 
 
+def test_one_run_with_a_number_that_cannot_be_squared_breaks_no_page() -> None:
+    curves = [
+        structs.replace(curve("loss", 9, value), job=f"fit.{each}")
+        for each, value in enumerate((5.0, 1e200, -1.7e308, 3.0, 2.0, 1.0))
+    ]
+    text = page("metric=loss", **{"/v1/projects/default/curves": JobCurves(curves=curves)})
+    assert len(re.findall(r'<tr data-key="(id-\d)">', text)) == 6
+    assert explain([0, 0, 1, 1], [1e200, 1e200, 5e200, 5e200]) == 1
+    _, lines = picture_of(
+        [({"lr": "-1.7e308"}, 1.0), ({"lr": "1.7e308"}, 2.0)], "loss", is_high=False
+    )
+    assert not any("nan" in line for line, _ in lines)
+
+
 def test_runs_that_the_address_names_are_compared() -> None:
     text = page("job=id-1&job=id-2")
     assert "The best of 2 runs" in words(text)

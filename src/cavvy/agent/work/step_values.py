@@ -27,6 +27,7 @@ THINNED_AFTER = 1_000_000
 LONGEST_NAME = 64
 MOST_PARAMS, LONGEST_PARAM = 256, 500  # of a rank; characters
 MOST_PROCESSES = 64  # of a rank, whose values are told apart
+LARGEST = 1e100  # the control plane keeps no larger number; here, one counts as infinite
 NOT_A_NUMBER, INFINITE, LEAST = 1.0, 2.0, 3.0  # how NaN and infinite values are sent
 
 
@@ -144,7 +145,7 @@ class StepValueReader:
                 if len(self._names) >= MOST_NAMES:
                     continue
                 self._names.add(name)
-            if value - value == 0:
+            if abs(value) <= LARGEST:
                 known[name] = float(f"{value:.7g}")
             else:
                 odd[name] = NOT_A_NUMBER if value != value else INFINITE if value > 0 else LEAST

@@ -34,6 +34,8 @@ _MANY, _POINTS_OF_MOST = 20, 120  # of more jobs, so many
 _MOST_CURVES = 64  # of an answer
 _LEAST_OF_BAND = 2  # lines of an attempt, which are shown as a band
 _BUCKETS = 300  # of a band
+_LARGEST = 1e100  # of what a band shows: a mean of larger numbers may be none
+_LONGEST_RANK = 10  # digits; Python reads no number of thousands
 _KEPT_S = 1.5  # so that all viewers of a job are answered by one look into the database
 _NAMES_KEPT_S = 4.0
 _DIGITS = 6
@@ -101,7 +103,7 @@ def make_data(client: ApiClient, request: Request, now: datetime) -> bytes:
     def make() -> bytes:
         job = _find_job(client, request, project, name)
         axis = _read_axis(request, job.attempts, now)
-        numbers = [int(each) for each in ranks if each.isdecimal()]
+        numbers = [int(each) for each in ranks if each.isdecimal() and len(each) < _LONGEST_RANK]
         found = (
             read_curves(
                 client,
@@ -221,7 +223,7 @@ def _summary(curves: Sequence[Curve]) -> dict[str, Any]:
         "count": sum(each.count for each in curves),
         "lowest": min(lows, default=None),
         "highest": max(highs, default=None),
-        "last": sum(lasts) / len(lasts) if lasts else None,
+        "last": sum(each / len(lasts) for each in lasts) if lasts else None,
         "gaps": sum(each.gap_count for each in curves),
     }
 
@@ -229,7 +231,10 @@ def _summary(curves: Sequence[Curve]) -> dict[str, Any]:
 def _band_of(label: str, curves: Sequence[Curve], axis: Axis) -> dict[str, Any]:
     """Return the mean, the lowest and the highest value of several lines along the axis."""
     points = [
-        point for each in curves for point in zip(_from_zero(each, axis), each.values, strict=True)
+        (x, y)
+        for each in curves
+        for x, y in zip(_from_zero(each, axis), each.values, strict=True)
+        if abs(x) <= _LARGEST and abs(y) <= _LARGEST
     ]
     low = min((x for x, _ in points), default=0.0)
     high = max((x for x, _ in points), default=0.0)

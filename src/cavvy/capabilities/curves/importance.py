@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 LEAST_RUNS = 5  # below which nothing is said
 MOST_GROUPS = 5
+LARGEST = 1e100  # a number that can be squared; parameters beyond it are texts
 _PER_GROUP = 3  # runs, so that there is a variance within
 _SAMPLES = 200
 _LOW, _HIGH = 0.05, 0.95  # of the interval
@@ -73,6 +74,9 @@ def group_values(values: Sequence[str]) -> list[int]:
 
 def explain(groups: Sequence[int], results: Sequence[float]) -> float:
     """Return the share of the variance of results that lies between groups: epsilon squared."""
+    largest = max(map(abs, results), default=0.0)
+    if largest > LARGEST:  # its square may be no number; the share does not depend on the unit
+        results = [each / largest for each in results]
     by_group: defaultdict[int, list[float]] = defaultdict(list)
     for group, result in zip(groups, results, strict=True):
         by_group[group].append(result)
@@ -93,4 +97,4 @@ def read_number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if value - value == 0 else None
+    return value if abs(value) <= LARGEST else None

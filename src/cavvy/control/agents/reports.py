@@ -54,6 +54,7 @@ _MOST_FIGURES = 256  # maximum number of names in a rank's progress
 _LONGEST_WARNING = 1000  # characters of a warning that an attempt keeps
 _LONGEST_PARAM = 500  # characters of a setting that a program reports
 _MOST_ROWS = 5000  # of values of steps in a message
+_LARGEST = 1e100  # of a value or step, so that sums and squares of them are numbers, too
 _MOST_PROCESSES = 1024  # of a node, whose values of steps are told apart
 _OLDEST_MS = 30 * 86_400_000  # age of a value that waited for its message
 _LONGEST_PLACE = 200  # characters of a place in a stack
@@ -250,10 +251,10 @@ def _points(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
 
 def _is_row(row: Sequence[float | None], names: int) -> bool:
     """Whether a row has a step or None, an age and so many values, all of them numbers that can be
-    stored and encoded."""
-    known = [each for each in row if each is not None]
+    stored, encoded and added up."""
+    known = [abs(each) for each in row if each is not None]
     age = row[1] if len(row) == names + 2 else None
-    return age is not None and 0 <= age <= _OLDEST_MS and all(map(isfinite, known))
+    return age is not None and 0 <= age <= _OLDEST_MS and all(each <= _LARGEST for each in known)
 
 
 def _stacks(report: ReportOutcome, message: AgentMessage, at: datetime, now: datetime) -> None:
