@@ -3,9 +3,9 @@
     python scripts/release/changelog.py                    print what the next release adds
     python scripts/release/changelog.py --release 0.2.0    move it into CHANGELOG.md
 
-A fragment is a Markdown file `NNNN-name.md` with an optional title and a list. Fragments become one
-section per release, in the order of their numbers, with their titles as headings. A heading such as
-`## Added` becomes the first word of its text.
+A fragment is a Markdown file `NNNN-name.md` or `name.md` with an optional title and a list.
+Fragments become one section per release, in the order of their numbers and then of their names,
+with their titles as headings. A heading such as `## Added` becomes the first word of its text.
 """
 
 import argparse
@@ -22,7 +22,8 @@ What users notice, newest first; see also [compatibility](docs/reference/compati
 
 
 def list_fragments(root: Path) -> list[Path]:
-    return sorted((root / "changes").glob("[0-9]*.md"))
+    found = [path for path in (root / "changes").glob("*.md") if path.name != "README.md"]
+    return sorted(found, key=lambda path: (not path.name[0].isdigit(), path.name))
 
 
 def make_section(heading: str, fragments: list[Path]) -> str:

@@ -21,6 +21,12 @@ def test_fragments_follow_each_other_by_number_and_keep_their_titles(root: Path)
     assert read_section(root, "-") == section
 
 
+def test_a_fragment_without_a_number_follows_those_that_have_one(root: Path) -> None:
+    (root / "changes/a-name.md").write_text("fix: It ended.\n")
+    names = [path.name for path in list_fragments(root)]
+    assert names == ["0001-a.md", "0002-b.md", "a-name.md"]
+
+
 def test_a_fragment_with_a_kind_as_its_heading_does_not_end_the_section(root: Path) -> None:
     (root / "changes/0003-c.md").write_text("## Added\nA host.\n\n## Fixed\nA fault.\n")
     release(root, "0.1.0", "2026-11-21")

@@ -55,7 +55,9 @@ async def put_app(
     before = [each for each in known if each.app == name]
     if not before and len({each.app for each in known}) >= _MOST:
         raise ApiProblem(
-            "invalid-request", f"{project} has {_MOST} apps", "remove one: `cavvy apps rm NAME`"
+            "invalid-request",
+            f"{project} has {_MOST} apps",
+            "delete one of them, by DELETE …/apps/NAME",
         )
     note_change(
         request,

@@ -142,7 +142,8 @@ class TaskCommand(GroupedCommand):
                 ctx.meta[_FILES] = words
                 return []
             if self.several and os.path.isfile(words[0]) and (missing := _find_missing(words)):
-                raise CommandFailure(f"{missing}: the file does not exist", exit_code=2)
+                hint = "check the name; all files are submitted together, or none"
+                raise CommandFailure(f"{missing}: the file does not exist", hint, exit_code=2)
             hint = "" if COMMAND_WORDS in ctx.meta else _advise_words(ctx, words)
             text = f"expected one task file, but {len(words)} words were given"
             raise CommandFailure(text, hint, exit_code=2)

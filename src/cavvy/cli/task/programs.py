@@ -47,7 +47,7 @@ class ProgramCommand(TaskCommand):
 
 
 class DeployCommand(click.Command):
-    """A command that also deploys such a file: `cavvy deploy FILE.py [-p PROJECT] [--yes]`."""
+    """A command that also deploys such a file: `cavvy deploy FILE.py --yes`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         file = args[0] if args and args[0].endswith(".py") else ""

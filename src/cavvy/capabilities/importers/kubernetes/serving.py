@@ -78,7 +78,7 @@ _OF_PREDICTOR = (
     *("deploymentStrategy", "scaleMetricType", "workerSpec"),
 )
 _REFUSED_OF_PREDICTOR = {
-    "canaryTrafficPercent": "`cavvy serve --canary` tests a revision on a share of the requests",
+    "canaryTrafficPercent": "write `service.update: canary` in a Cavvy file",
     "batcher": "write `service.batch` in a Cavvy file",
     "workerSpec": "write `nodes` in a Cavvy file",
 }

@@ -78,7 +78,9 @@ _NOTED |= {
     **dict.fromkeys(split_words("cpu-freq gpu-freq power"), "the node determines its frequencies"),
     **dict.fromkeys(split_words("overcommit oversubscribe spread-job use-min-nodes"), _CHOICE),
     **dict.fromkeys(split_words("contiguous no-kill wait-all-nodes delay-boot network"), _CHOICE),
-    **dict.fromkeys(split_words("profile acctg-freq"), "`cavvy top` and `cavvy profile` measure"),
+    **dict.fromkeys(
+        split_words("profile acctg-freq"), "`cavvy nodes top` and `cavvy profile` measure"
+    ),
     **dict.fromkeys(split_words("wckey mcs-label"), _CLUSTER),
     "nice": f"{_CLUSTER}; --priority says what goes first",
     "propagate": "the node determines limits",
