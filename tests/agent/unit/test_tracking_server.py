@@ -20,7 +20,13 @@ import pytest
 from cavvy.agent.loop import EventLoop
 from cavvy.agent.tracking_door import TOKEN, URI, TrackingDoor
 from cavvy.agent.work import tracking_server
-from cavvy.agent.work.tracking_server import Refusal, TrackingStore, read_filter
+from cavvy.agent.work.tracking_server import (
+    Refusal,
+    TrackingStore,
+    _fits,
+    _TrackedRun,
+    read_filter,
+)
 
 
 class Job:
@@ -343,6 +349,72 @@ def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         store.answer("POST", "runs/log-metric", {"run_id": run, "key": "x", "value": value})
     found = store.answer("GET", "metrics/get-history", {"run_id": run, "metric_key": "x"})
     assert [each["value"] for each in found["metrics"]] == [6, 7, 8]
+
+
+def test_the_histories_of_all_runs_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest value of each metric and the histories of the newest runs are kept."""
+    monkeypatch.setattr(tracking_server, "MOST_VALUES", 40)
+    told: list[dict[str, float]] = []
+    store = TrackingStore(str(tmp_path), lambda values, *_: told.append(values), lambda _: None)
+    runs = []
+    for _ in range(5):
+        runs.append(store.answer("POST", "runs/create", {})["run"]["info"]["run_id"])
+        for value in range(10):
+            fields = {"run_id": runs[-1], "key": "x", "value": value}
+            store.answer("POST", "runs/log-metric", fields)
+
+    def histories() -> list[list[float]]:
+        asked = [{"run_id": run, "metric_key": "x"} for run in runs]
+        found = [store.answer("GET", "metrics/get-history", each)["metrics"] for each in asked]
+        return [[each["value"] for each in history] for history in found]
+
+    assert histories() == [[9], [9], [9], [*range(10)], [*range(10)]]
+    assert len(told) == 50, "curves have all of them"
+    for number in range(100):
+        fields = {"run_id": runs[0], "key": f"k{number}", "value": 1}
+        store.answer("POST", "runs/log-metric", fields)
+    assert sum(len(run.history) for run in store._runs.values()) == 20
+    assert store._kept == sum(
+        len(history) for run in store._runs.values() for history in run.history.values()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "fits"),
+    [
+        ("one", "one", True),
+        ("one", "on", False),
+        ("one", "%", True),
+        ("", "%", True),
+        ("one", "o%e", True),
+        ("aba", "ab%ba", False),
+        ("abba", "ab%ba", True),
+        ("one two three", "%two%", True),
+        ("one two three", "one%t%ee", True),
+        ("one two three", "%three%two%", False),
+        ("a.b", "a%.%b", True),
+        ("axb", "a.b", False),
+        ("One", "o%", False),
+        ("two\nlines", "two%", True),
+    ],
+)
+def test_a_pattern_fits(text: str, pattern: str, fits: bool) -> None:
+    run = _TrackedRun({"run_name": text})
+    assert _fits(run, "att", "run_name", "LIKE", pattern) is fits
+
+
+def test_a_pattern_fits_whatever_the_case_if_asked_for() -> None:
+    assert _fits(_TrackedRun({"run_name": "ONE two"}), "att", "run_name", "ILIKE", "one%T%")
+
+
+def test_no_filter_takes_the_agent_long() -> None:
+    """A pattern that an expression would try in all ways, and one with a long space."""
+    run = _TrackedRun({"run_name": "a" * 100_000})
+    assert not _fits(run, "att", "run_name", "LIKE", "%a" * 50 + "%b")
+    with pytest.raises(Refusal, match="at most 4000 characters"):
+        read_filter("params.a" + " " * 10_000_000 + "= 'x'")
 
 
 def test_a_filter_is_read() -> None:

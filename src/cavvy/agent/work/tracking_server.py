@@ -36,6 +36,8 @@ MOST_CONNECTIONS = 128
 HEAD_S = 10.0  # in which a client must have sent the head of its first request
 LINGER_S = 1.0  # in which a client that is refused can send the rest of its request
 MOST_RUNS, MOST_KEYS, MOST_HISTORY, MOST_MODELS = 2000, 2000, 1000, 1000
+MOST_VALUES = 200_000  # of all runs, in the histories of their metrics; about 60 MB
+LONGEST_FILTER = 4000  # characters
 ARTIFACTS = "mlartifacts"  # the folder of artifacts in the working folder
 _PIECE = 256 << 10
 _CLAUSE = re.compile(
@@ -296,6 +298,7 @@ class TrackingStore:
         self._names: dict[str, str] = {}  # of runs, before their curves
         self._experiments: dict[str, Fields] = {}
         self._models: dict[str, Fields] = {}
+        self._kept = self._kept_keys = 0  # values and metrics in the histories of all runs
         self._add_experiment("Default")
 
     def answer(self, method: str, path: str, fields: Fields) -> Fields:
@@ -464,11 +467,15 @@ class TrackingStore:
             counted = step == 0 and bool(history)
             row = (None if counted else float(step), float(at))
             if not history:
-                if len(run.history) >= MOST_KEYS:
+                if len(run.history) >= MOST_KEYS or self._kept_keys >= MOST_VALUES // 2:
                     continue
                 run.history[key] = history
+                self._kept_keys += 1
             history.append({"key": key, "value": _show(value), "timestamp": at, "step": step})
-            del history[:-MOST_HISTORY]
+            self._kept += 1
+            self._shorten(history, MOST_HISTORY)
+            if self._kept > MOST_VALUES:
+                self._forget()
             name = self._names[run.info["run_id"]] + key
             if name in together.get(row, ()):
                 self._values({name: value}, row[0], max(0.0, now - row[1] / 1000))
@@ -476,6 +483,19 @@ class TrackingStore:
                 together.setdefault(row, {})[name] = value
         for (named, sent_at), values in together.items():
             self._values(values, named, max(0.0, now - sent_at / 1000))
+
+    def _shorten(self, history: list[Fields], most: int) -> None:
+        self._kept -= max(0, len(history) - most)
+        del history[:-most]
+
+    def _forget(self) -> None:
+        """Keep only the newest value of each metric, of the oldest runs first, until half of the
+        space is free."""
+        for run in self._runs.values():
+            for history in run.history.values():
+                self._shorten(history, 1)
+            if self._kept <= MOST_VALUES // 2:
+                return
 
     def _add_params(self, run: _TrackedRun, params: list[Fields]) -> None:
         for each in params:
@@ -562,6 +582,8 @@ def read_filter(text: str) -> list[tuple[str, str, str, str]]:
     """Return the comparisons of a filter, which `AND` joins: kind, key, operator and value. Raises
     Refusal."""
     tests = []
+    if len(text) > LONGEST_FILTER:
+        raise _invalid(f"a filter has at most {LONGEST_FILTER} characters")
     for clause in re.split(r"\s+and\s+", text.strip(), flags=re.IGNORECASE) if text.strip() else ():
         found = _CLAUSE.fullmatch(clause)
         if found is None:
@@ -583,12 +605,30 @@ def _fits(run: _TrackedRun, kind: str, key: str, by: str, wanted: str) -> bool:
     if value is None:
         return by == "!="
     if "LIKE" in by:
-        pattern = "".join(".*" if each == "%" else re.escape(each) for each in wanted)
-        flags = re.IGNORECASE if by == "ILIKE" else 0
-        return re.fullmatch(pattern, str(value), flags) is not None
+        if by == "ILIKE":
+            return _is_like(str(value).lower(), wanted.lower())
+        return _is_like(str(value), wanted)
     if isinstance(value, int):
         return _compare(value, by, float(wanted))
     return _compare(str(value), by, wanted)
+
+
+def _is_like(text: str, pattern: str) -> bool:
+    """Whether a text is one of the pattern, in which % stands for any text. The parts between are
+    looked for one after the other, so that the time grows with the text only."""
+    first, *inner = pattern.split("%")
+    if not inner:
+        return text == pattern
+    last = inner.pop()
+    if len(text) < len(first) + len(last) or not text.startswith(first) or not text.endswith(last):
+        return False
+    at, end = len(first), len(text) - len(last)
+    for part in inner:
+        at = text.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
 
 
 def _compare(one: Any, by: str, two: Any) -> bool:
