@@ -412,9 +412,10 @@ def sweep_folders(blobs: BlobStore, snapshots: Collection[str], *, older_than: d
 
     Removes nothing if the manifest of a snapshot cannot be read.
     """
-    wanted = set(snapshots)
+    # what is no hash names nothing, and may not keep the files of all projects
+    wanted = {name for name in snapshots if _HASH.fullmatch(name)}
     blobs.bring_back()  # the parts of a manifest that is aside would be removed
-    for name in snapshots:
+    for name in tuple(wanted):
         try:
             wanted |= read_manifest(blobs, name).parts
         except RowNotFound:

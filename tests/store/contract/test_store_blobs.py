@@ -137,9 +137,8 @@ def test_parts_of_working_folders_that_no_job_has_are_forgotten_and_the_others_k
     limit = datetime.fromtimestamp(2000, UTC)
     store.put(name_of(b"no manifest"), [b"no manifest"])
     assert sweep_folders(store, {name_of(kept), name_of(b"no manifest")}, older_than=limit) == 0
-    assert sweep_folders(store, {name_of(kept), "0" * 64}, older_than=limit) == len(lost) + len(
-        b"lost"
-    )
+    named = {name_of(kept), "0" * 64, "bogus", ""}
+    assert sweep_folders(store, named, older_than=limit) == len(lost) + len(b"lost")
     assert store.missing([name_of(x) for x in (kept, b"kept", b"young")]) == []
     assert store.missing([name_of(lost), name_of(b"lost")]) == [name_of(lost), name_of(b"lost")]
 
