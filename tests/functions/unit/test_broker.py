@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ import cavvy
 from cavvy.capabilities.functions.app import App
 from cavvy.capabilities.functions.calls import AppRun, FunctionCall, dial_broker
 from cavvy.capabilities.functions.errors import CallCancelled, CallFailed, WorkerLost
-from cavvy.capabilities.functions.frames import CallFrames, pack
+from cavvy.capabilities.functions.frames import CallFrames, Head, pack
+from cavvy.capabilities.functions.jobs import dial_here
 from cavvy.capabilities.functions.link import BrokerLink
 from cavvy.capabilities.functions.on_node import serve
+from cavvy.capabilities.functions.on_node.broker import Broker, Caller, Worker
+from cavvy.capabilities.functions.on_node.start import StartedProcess
 from cavvy.capabilities.functions.on_node.worker import WorkerProcess
 from cavvy.capabilities.functions.payload import PickleCodec
 
@@ -50,13 +54,14 @@ def add(x):
     return x + 1
 """
 _START_S = 60
+_KEY = "1f" * 16
 
 
 class Served:
     """An app whose functions run in processes of a broker."""
 
-    def __init__(self, app: App, address: str) -> None:
-        self.app = app
+    def __init__(self, app: App, address: str, meet: str) -> None:
+        self.app, self.meet = app, meet
         self.link = BrokerLink(lambda: dial_broker(address), None, PickleCodec())
         self.run = AppRun(app)
         self.run._find_link = lambda function: self.link  # type: ignore[method-assign]
@@ -85,14 +90,16 @@ def served(tmp_path: Path) -> Iterator[Served]:
         },
     }
     (tmp_path / "app.json").write_text(json.dumps(spec))
+    (tmp_path / "meet").mkdir(mode=0o700)
+    meet = f"{tmp_path}/meet/x.sock:{_KEY}"
     process = subprocess.Popen(
-        [sys.executable, str(serve.__file__), "app.json", ""],
+        [sys.executable, str(serve.__file__), "app.json", meet],
         cwd=tmp_path,
         env={k: v for k, v in os.environ.items() if k != "CAVVY_FUNCTIONS"},
     )
     address = tmp_path / "address.json"
     wait_until(lambda: address.exists() and address.read_text().endswith("}"))
-    found = Served(app, str(address))
+    found = Served(app, str(address), meet)
     try:
         yield found
     finally:
@@ -165,13 +172,21 @@ def test_a_cancelled_generator_leaves_its_place(served: Served) -> None:
     assert next(iter(served.run.stream(function, (), {}))) == 1
 
 
-def test_a_late_cancel_reaches_no_later_call(served: Served) -> None:
-    for _ in range(300):
-        call = served.spawn("both", "a")
-        call.cancel()
-        with pytest.raises(CallCancelled):
-            call.get(timeout=60)
-        assert served.spawn("both", "b").get(timeout=60) == "B"
+async def test_a_late_cancel_reaches_no_later_call(served: Served, tmp_path: Path) -> None:
+    """What a process hears of a call may arrive after the call's end: no other has its number."""
+    broker = Broker(str(tmp_path / "app.json"), "", None)
+    functions = broker.functions["add"]
+    heard: list[Head] = []
+    worker = Worker(broker, functions, 0, StartedProcess("add", None, None))  # type: ignore[arg-type]
+    worker.ready = True
+    worker.send = lambda head, body=b"": heard.append(head)  # type: ignore[method-assign]
+    functions.workers.append(worker)
+    caller = Caller(broker, here=False)
+    for number in range(100):
+        caller._take(number, {"op": "call", "fn": "add", "id": number}, b"")
+        functions.pump()
+        worker.hear({"op": "done", "id": heard[-1]["id"]}, b"")
+    assert len({each["id"] for each in heard}) == 100
 
 
 def test_a_generator_of_another_function(served: Served) -> None:
@@ -226,3 +241,98 @@ def test_values_for_a_call_that_waits_for_one_result() -> None:
         second.get(timeout=60)
     link.close()
     theirs.close()
+
+
+def test_callers_and_the_broker_prove_that_they_know_the_key(served: Served) -> None:
+    path = served.meet.rpartition(":")[0]
+    made = dial_here(served.meet)
+    link = BrokerLink(lambda: made, None, PickleCodec())
+    served.run._find_link = lambda function: link  # type: ignore[method-assign]
+    assert served.spawn("add", 1).get(timeout=60) == 2
+    link.close()
+    for wrong in ("2e" * 16, ""):
+        with pytest.raises(ConnectionRefusedError):
+            dial_here(f"{path}:{wrong}")
+    call = pack({"op": "call", "id": 1, "fn": "add"}, b"")
+    hello = pack({"op": "hello", "id": 0, "nonce": "n"})
+    for said in (
+        call,
+        hello + call,
+        hello + pack({"op": "hello", "id": 0, "proof": "00"}) + call,
+        hello + pack({"op": "hello", "id": 0, "key": _KEY}) + call,
+        pack({"op": "hello", "id": 0}) + call,
+    ):
+        told = list_answers(path, said)
+        assert [each for each in told if each != "challenge"] == [], said
+
+
+def list_answers(path: str, said: bytes) -> list[str]:
+    """Return what a broker answers until it closes the connection."""
+    with socket.socket(socket.AF_UNIX) as made:
+        made.settimeout(_START_S)
+        made.connect(path)
+        made.sendall(said)
+        frames, told = CallFrames(), list[str]()
+        with suppress(ConnectionResetError):
+            while data := made.recv(65536):
+                told += [head["op"] for head, _ in frames.feed(data)]
+        return told
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"op": "welcome", "id": 0},
+        {"op": "challenge", "id": 0, "nonce": "n", "proof": "00"},
+        {"op": "done", "id": 1},
+        None,
+    ],
+)
+def test_a_socket_of_others_is_told_nothing(answer: Head | None, tmp_path: Path) -> None:
+    """A job of this user can take the place of a socket."""
+    heard = bytearray()
+    with socket.socket(socket.AF_UNIX) as there:
+        there.bind(str(tmp_path / "x.sock"))
+        there.listen()
+
+        def serve_one() -> None:
+            made, _ = there.accept()
+            with made:
+                made.settimeout(_START_S)
+                heard.extend(made.recv(65536))
+                if answer is None:
+                    return
+                made.sendall(pack(answer))
+                with suppress(ConnectionResetError):
+                    heard.extend(made.recv(65536))
+
+        running = threading.Thread(target=serve_one, daemon=True)
+        tmp_path.chmod(0o700)
+        running.start()
+        with pytest.raises(OSError, match=r"its key|does not say"):
+            dial_here(f"{tmp_path}/x.sock:{_KEY}")
+        running.join(_START_S)
+    assert [head["op"] for head, _ in CallFrames().feed(bytes(heard))] == ["hello"]
+    assert _KEY.encode() not in heard
+
+
+def test_a_folder_of_others_is_not_entered(tmp_path: Path) -> None:
+    own, link = tmp_path / "own", tmp_path / "link"
+    own.mkdir(mode=0o700)
+    link.symlink_to(own)
+    with socket.socket(socket.AF_UNIX) as there:
+        there.bind(str(own / "x.sock"))
+        there.listen()
+        there.setblocking(False)
+        with pytest.raises(ConnectionRefusedError, match="no folder of this user alone"):
+            dial_here(f"{link}/x.sock:{_KEY}")
+        own.chmod(0o755)
+        with pytest.raises(ConnectionRefusedError, match="no folder of this user alone"):
+            dial_here(f"{own}/x.sock:{_KEY}")
+        if os.geteuid() == 0:
+            own.chmod(0o700)
+            os.chown(own, 1234, 1234)
+            with pytest.raises(ConnectionRefusedError, match="no folder of this user alone"):
+                dial_here(f"{own}/x.sock:{_KEY}")
+        with pytest.raises(BlockingIOError):
+            there.accept()

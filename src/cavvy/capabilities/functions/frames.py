@@ -28,6 +28,15 @@ def pack(head: Head, body: bytes = b"") -> bytes:
     return _LENGTHS.pack(len(text), len(body)) + text + body
 
 
+def prove(key: str, role: str, nonces: str) -> str:
+    """Return what only who has the key can say in answer to these nonces. The `role` keeps one
+    side's proof from being that of the other.
+    """
+    from hmac import digest
+
+    return digest(key.encode(), f"{role}:{nonces}".encode(), "sha256").hex()
+
+
 class CallFrames:
     """Cuts a stream of bytes into frames."""
 

@@ -4,12 +4,15 @@ import json
 import os
 import shlex
 import socket
+import stat
+import struct
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
+from hmac import compare_digest
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from cavvy.capabilities.functions import payload
 from cavvy.capabilities.functions.app import MAIN, App, Function, name_place
 from cavvy.capabilities.functions.errors import AppBroken, NotSendable
-from cavvy.capabilities.functions.frames import pack
+from cavvy.capabilities.functions.frames import CallFrames, WrongFrame, pack, prove
 from cavvy.sdk.connections import Connections
 from cavvy.sdk.errors import CavvyError, InvalidArgument
 from cavvy.sdk.submission import SubmitOptions, submit_task
@@ -40,11 +43,15 @@ _MOST_ENDED = 4
 _LOOK_S = 0.25  # between two looks at the job
 _DIAL_S = 0.004  # between two tries to connect on this machine
 _HERE_S = 2.0  # after which a running job is not on this machine
+_GREET_S = 2.0  # for each answer of a broker on this machine
+_PEER = struct.Struct("3i")  # process, user and group
 ENDED = ("done", "failed", "stopped")
 
 
 class JobPlace(NamedTuple):
-    """A submitted job, and the path of the socket at which its callers on this machine meet it."""
+    """A submitted job, and the path of the socket at which its callers on this machine meet it,
+    with a colon and the key that both sides must know.
+    """
 
     project: str
     id: str
@@ -117,7 +124,7 @@ class FunctionJob:
                 ended = "the program has ended"
                 connection.stop(self._place.project, self._place.id, reason=ended)
             with suppress(OSError):
-                os.unlink(self._place.meet)
+                os.unlink(self._place.meet.rpartition(":")[0])
         self._connections.close()
 
     def _wait(self, place: JobPlace) -> socket.socket | None:
@@ -246,7 +253,9 @@ def list_runtime() -> dict[str, Path]:
 
 
 def make_meeting_place(name: str) -> str:
-    """Return the path of a socket in a folder that only this user can use. Raises CavvyError."""
+    """Return the path of a socket in a folder that only this user can use, a colon and a new key
+    for it. Raises CavvyError.
+    """
     folder = os.path.join(tempfile.gettempdir(), f"cavvy-functions-{os.geteuid()}")
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
@@ -256,19 +265,66 @@ def make_meeting_place(name: str) -> str:
             f"{folder} belongs to another user, or others can use it",
             "remove it, or set TMPDIR to a folder of your own",
         )
-    return os.path.join(folder, f"{name}.sock")
+    return os.path.join(folder, f"{name}.sock:{token_hex(16)}")
 
 
-def dial_here(path: str) -> socket.socket:
-    """Return a connection to a broker on this machine. Raises OSError."""
+def dial_here(meet: str) -> socket.socket:
+    """Return a connection to the broker that meets its callers there, on this machine. Nothing else
+    is sent, and nothing loaded, before both sides have proved that they know the key. Raises
+    OSError.
+    """
+    path, _, key = meet.rpartition(":")
+    folder = os.lstat(os.path.dirname(path))
+    own = stat.S_ISDIR(folder.st_mode) and folder.st_uid == os.geteuid()
+    if not key or not own or folder.st_mode & 0o077:
+        raise ConnectionRefusedError(f"{path} is in no folder of this user alone")
     made = socket.socket(socket.AF_UNIX)
     try:
+        made.settimeout(_GREET_S)
         made.connect(path)
-    except OSError:
+        _check_peer(made)
+        nonce = token_hex(16)
+        made.sendall(pack({"op": "hello", "id": 0, "nonce": nonce}))
+        answer = _read_frame(made, "challenge")
+        nonces = f"{nonce}:{answer.get('nonce')}"
+        if not compare_digest(str(answer.get("proof")).encode(), _prove(key, "broker", nonces)):
+            raise ConnectionRefusedError(f"who listens at {path} does not know its key")
+        proof = _prove(key, "caller", nonces).decode()
+        made.sendall(pack({"op": "hello", "id": 0, "proof": proof}))
+        _read_frame(made, "welcome")
+        made.settimeout(None)
+    except BaseException:
         made.close()
         raise
-    made.sendall(pack({"op": "hello", "id": 0}))
     return made
+
+
+def _check_peer(connection: socket.socket) -> None:
+    """Raise OSError if another user listens, where the system tells it."""
+    if hasattr(socket, "SO_PEERCRED"):
+        told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        if _PEER.unpack(told)[1] != os.geteuid():
+            raise ConnectionRefusedError("the socket is another user's")
+
+
+def _prove(key: str, role: str, nonces: str) -> bytes:
+    return prove(key, role, nonces).encode()
+
+
+def _read_frame(connection: socket.socket, op: str) -> dict[str, Any]:
+    """Return the head of the next frame, which must be this one. Raises OSError."""
+    reader = CallFrames()
+    while data := connection.recv(4096):
+        try:
+            found = reader.feed(data)
+        except WrongFrame as error:
+            raise ConnectionRefusedError(str(error)) from None
+        if found:
+            head, _ = found[0]
+            if head.get("op") == op and len(found) == 1:
+                return head
+            break
+    raise ConnectionRefusedError(f"who listens does not say {op}")
 
 
 def _find_folder(app: App) -> tuple[Path | None, str]:

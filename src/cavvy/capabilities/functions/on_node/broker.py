@@ -1,9 +1,10 @@
 """Takes calls, keeps their queue, and gives them to processes that run them.
 
-Callers connect to a socket in a folder of their own if they are on this machine, and otherwise to a
-port of this node through the tunnel of Cavvy; the file `address.json` has the port and the key for
-it. The broker loads neither arguments nor results. It imports only the standard library and files
-that do.
+Callers connect to a socket in a folder of their own if they are on this machine, where both sides
+prove first that they know the key of the meeting place, since other jobs of this user can reach the
+folder too. Otherwise they connect to a port of this node through the tunnel of Cavvy; the file
+`address.json` has the port and the key for it. The broker loads neither arguments nor results. It
+imports only the standard library and files that do.
 """
 
 import asyncio
@@ -14,13 +15,14 @@ import os
 import secrets
 import signal
 import socket
+import stat
 import sys
 import time
 from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from cavvy.capabilities.functions.frames import PIECE, CallFrames, Head, WrongFrame, pack
+from cavvy.capabilities.functions.frames import PIECE, CallFrames, Head, WrongFrame, pack, prove
 from cavvy.capabilities.functions.on_node.start import (
     StartedProcess,
     find_address_file,
@@ -32,6 +34,7 @@ _AHEAD_S = 0.02  # short calls of this length together are sent to a process bef
 _MOST_AHEAD = 32
 _IDLE_LOOK_S = 1.0
 _KILL_S = 5.0
+_GREET_S = 10.0  # in which a connection must show that it is a caller's
 
 
 class BrokerCall:
@@ -119,18 +122,21 @@ class Peer(asyncio.Protocol):
 class Caller(Peer):
     """A program that calls functions."""
 
-    def __init__(self, broker: "Broker", *, trusted: bool) -> None:
+    def __init__(self, broker: "Broker", *, here: bool) -> None:
         super().__init__(broker)
         self.calls: dict[int, BrokerCall] = {}
-        self._trusted = trusted  # the socket's folder is this user's own
+        self._here = here  # at the meeting place
+        self._nonces = ""
+        self._trusted = False
         self._files: dict[int, str] = {}  # arguments that arrive in pieces
         self._results: dict[int, str] = {}  # results that wait in files
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.broker.callers.add(self)
+        self._timer = self.broker.loop.call_later(_GREET_S, self.close)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._timer.cancel()
         self.broker.callers.discard(self)
         self.room.set()
         for call in list(self.calls.values()):
@@ -140,17 +146,30 @@ class Caller(Peer):
 
     def hear(self, head: Head, body: bytes) -> None:
         if head["op"] == "hello":
-            self._greet(str(head.get("key")))
+            self._greet(head)
         elif not self._trusted:
             raise ValueError("no key")
         else:
             self.broker.used_at = time.monotonic()
             self._obey(head["op"], int(head["id"]), head, body)
 
-    def _greet(self, key: str) -> None:
-        if not self._trusted and not hmac.compare_digest(key.encode(), self.broker.key.encode()):
+    def _greet(self, head: Head) -> None:
+        """Let a caller in that knows the key. At the meeting place, neither side says the key."""
+        given, wanted = str(head.get("key")), self.broker.key
+        if self._here:
+            key = self.broker.meet_key
+            if not self._nonces:
+                own = secrets.token_hex(16)
+                self._nonces = f"{head['nonce']}:{own}"
+                proof = prove(key, "broker", self._nonces)
+                self.send({"op": "challenge", "id": 0, "nonce": own, "proof": proof})
+                return
+            given, wanted = str(head.get("proof")), prove(key, "caller", self._nonces)
+        if not hmac.compare_digest(given.encode(), wanted.encode()):
             raise ValueError("the key is wrong")
+        self._timer.cancel()
         self._trusted = True
+        self.broker.callers.add(self)
         self.send({"op": "welcome", "python": sys.version.split()[0]})
 
     def _obey(self, op: str, number: int, head: Head, body: bytes) -> None:
@@ -448,7 +467,8 @@ class Broker:
     """All functions of the job."""
 
     def __init__(self, spec_file: str, meet: str, begun: StartedProcess | None) -> None:
-        self.spec_file, self._meet, self._begun = spec_file, meet, begun
+        self.spec_file, self._begun = spec_file, begun
+        self._meet, _, self.meet_key = meet.rpartition(":")
         with open(spec_file, encoding="utf-8") as file:
             self.spec: dict[str, Any] = json.load(file)
         self.key = secrets.token_hex(16)
@@ -476,7 +496,7 @@ class Broker:
             self.loop.add_signal_handler(number, self._over.set)
         if self._meet:
             await self._listen_here()
-        server = await self.loop.create_server(lambda: Caller(self, trusted=False), "127.0.0.1", 0)
+        server = await self.loop.create_server(lambda: Caller(self, here=False), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         write_private(find_address_file(self.spec_file), {"port": port, "key": self.key})
         for each in self.served:
@@ -538,11 +558,13 @@ class Broker:
     async def _listen_here(self) -> None:
         """Listen on the socket in the callers' folder, if this is their machine."""
         with suppress(OSError):
-            folder = os.stat(os.path.dirname(self._meet))
+            folder = os.lstat(os.path.dirname(self._meet))
+            if not stat.S_ISDIR(folder.st_mode):
+                return
             if folder.st_uid == os.geteuid() and folder.st_mode & 0o077 == 0:
                 with suppress(FileNotFoundError):
                     os.unlink(self._meet)
-                await self.loop.create_unix_server(lambda: Caller(self, trusted=True), self._meet)
+                await self.loop.create_unix_server(lambda: Caller(self, here=True), self._meet)
 
     async def _watch_idle(self) -> None:
         idle_s, alone_s = self.spec["idle_s"], self.spec["alone_s"]
@@ -611,7 +633,7 @@ def remove(path: str) -> None:
 
 def run_broker(spec_file: str, meet: str, begun: StartedProcess | None) -> None:
     """Serve calls of the functions that a file describes. `meet` is the path of the callers'
-    socket, and `begun` the process that runs already.
+    socket, a colon and its key, and `begun` the process that runs already.
     """
 
     async def run() -> None:
