@@ -2,13 +2,16 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
 import pytest
+from tests.agent.unit.test_event_files import scalar
 from tests.system.agent_server import GANG, make_rig
 from tests.waits import PATIENCE_S
 
@@ -66,6 +69,8 @@ def test_environment_is_clean_and_as_promised() -> None:
             for name, value in env.items()
             if name not in ("PWD", "SHLVL", "_", "OLDPWD", "LC_CTYPE")
         }
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", env.pop("MLFLOW_TRACKING_URI"))
+        assert re.fullmatch("[0-9a-f]{48}", env.pop("MLFLOW_TRACKING_TOKEN"))
         assert env == {
             **{
                 "PATH": os.environ["PATH"],
@@ -368,3 +373,22 @@ def test_old_pythons_run_the_agent() -> None:
         assert subprocess.run(
             [str(old[0]), "--version"], capture_output=True, text=True, check=True
         ).stdout
+
+
+def test_event_files_are_read_where_checkpoints_are_stored_and_through_no_other_link(
+    tmp_path: Path,
+) -> None:
+    stored, others = tmp_path / "stored", tmp_path / "others"
+    for folder, tag in ((stored, "mine"), (others, "theirs")):
+        folder.mkdir()
+        (folder / "fresh").write_bytes(scalar(tag, 0.5, 3, at=time.time() + 1))
+    for target in ("", str(others)):
+        run = f"touch {stored}/fresh {others}/fresh; "
+        run += f"cp {others}/fresh {others}/tfevents.1; cp {stored}/fresh ckpt/tfevents.1; "
+        run += f"rm ckpt; ln -s {target} ckpt" if target else "ls -l ckpt"
+        checkpoint = {"path": "ckpt", "storage": str(stored), "every_s": 60.0}
+        with make_rig(run=run, checkpoint=checkpoint) as rig:
+            assert rig.finish() == 0
+            told = [each for each in rig.stub.messages if each["kind"] == "points"]
+            names = [each["names"] for message in told for each in message["series"]]
+            assert names == ([] if target else [["mine"]])
