@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (85, "47643f2702676c6f")
+ROUTES = (86, "61b652afc0bb0aec")
 ROOT = Path(__file__).resolve().parents[3]
 
 

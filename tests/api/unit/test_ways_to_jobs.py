@@ -76,9 +76,14 @@ _CONSENTS = {
         "row.consented or (job.consented and job.user == user)"
     },
     "control/machine_service.py:record": {"row.consented or (consented and user == row.user)"},
-    # stored earlier, by who deployed the functions that others call, as those of a service
-    "capabilities/functions/deployed.py:submit_part": {"part.consent"},
-    "capabilities/functions/routes.py:_view_part": {"ask.consent"},
+    # of the program that calls deployed functions, or stored earlier by the same account
+    "capabilities/functions/app.py:lookup": {"consent"},
+    "capabilities/functions/deployed.py:find_function": {"consent"},
+    "capabilities/functions/deployed.py:submit_part": {"consent"},
+    "capabilities/functions/deployed.py:_find": {"part.consent or self._consent"},
+    "capabilities/functions/routes.py:_view_part": {
+        "ask.consent and account in (None, '', row.user)"
+    },
     # stored earlier, for a script that names sbatch itself, and only without a limit of its costs
     "capabilities/importers/slurm/submission.py:submit": {"job.consented and cap_of(job) is None"},
     # stored earlier, for the same work; a service of a coding agent has its budget

@@ -109,15 +109,21 @@ class Function:
 
     @staticmethod
     def lookup(
-        app: str, name: str, *, project: str | None = None, trust: bool = True
+        app: str,
+        name: str,
+        *,
+        project: str | None = None,
+        trust: bool = True,
+        consent: bool = False,
     ) -> "Function":
         """Return a function of an app that `cavvy deploy` has deployed, by its name: for a method,
         CLASS.METHOD. Results are pickles, whose loading can run code of the app here; with
-        `trust=False`, arguments and results are JSON, and exceptions arrive as CallFailed. Raises
-        CavvyError if there is no such function.
+        `trust=False`, arguments and results are JSON, and exceptions arrive as CallFailed. A job
+        that the first call starts is yours: `consent` agrees to its cost, unless you have done so
+        when you deployed the app. Raises CavvyError if there is no such function.
         """
         found: Function = load("cavvy.capabilities.functions.deployed:find_function")(
-            app, name, project, trust=trust
+            app, name, project, trust=trust, consent=consent
         )
         return found
 

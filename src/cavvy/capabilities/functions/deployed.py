@@ -59,20 +59,33 @@ class DeployedJob:
 
     stays = True
 
-    def __init__(self, app: str, function: str, project: str) -> None:
+    def __init__(self, app: str, function: str, project: str, *, consent: bool = False) -> None:
         self.name, self._function, self._project = app, function, project
+        self._consent = consent
 
     def find(self, connections: Connections) -> JobPlace:
         with connections.use() as connection:
-            part = find_part(connection, self._project, self.name, self._function)
-            job = part.job
-            phase = self._look(connection, job)
-            if phase in ENDED or (not phase and not _is_fresh(job)):
-                ask = wire.NextJobAsk(part=part.part, ended=job)
+            while (found := self._find(connection)) is None:
+                pass  # it was deployed again meanwhile
+        return found
+
+    def _find(self, connection: ApiClient) -> JobPlace | None:
+        """Return None if the app has another revision than the one that was read here."""
+        part = find_part(connection, self._project, self.name, self._function)
+        job = part.job
+        phase = self._look(connection, job)
+        if phase in ENDED or (not phase and not _is_fresh(job)):
+            ask = wire.NextJobAsk(part=part.part, revision=part.revision, ended=job)
+            try:
                 job = wire.claim_job(connection, self._project, self.name, ask)
-                phase = ""
-            if not phase:
-                submit_part(connection, self._project, self.name, part, job)
+            except ApiError as error:
+                if error.code != "app-changed":
+                    raise
+                return None
+            phase = ""
+        if not phase:
+            agreed = part.consent or self._consent
+            submit_part(connection, self._project, self.name, part, job, consent=agreed)
         return JobPlace(self._project, job, part.meet)
 
     def _look(self, connection: ApiClient, job: str) -> str:
@@ -87,7 +100,9 @@ class DeployedJob:
             return ""
 
 
-def find_function(app: str, name: str, project: str | None, *, trust: bool) -> Function:
+def find_function(
+    app: str, name: str, project: str | None, *, trust: bool, consent: bool
+) -> Function:
     """Return a function of a deployed app. Raises CavvyError."""
     connections = Connections(None, None, None)
     chosen = project or connections.default_project()
@@ -103,7 +118,7 @@ def find_function(app: str, name: str, project: str | None, *, trust: bool) -> F
         codec=payload.PickleCodec() if trust else payload.JsonCodec(),
         find_source=lambda called: (
             f"{chosen}/{part.part}",
-            DeployedJob(app, called.name, chosen),
+            DeployedJob(app, called.name, chosen, consent=consent),
         ),
     )
     return function
@@ -120,7 +135,13 @@ def find_part(connection: ApiClient, project: str, app: str, function: str) -> w
 
 
 def submit_part(
-    connection: ApiClient, project: str, app: str, part: wire.AppPart, job: str
+    connection: ApiClient,
+    project: str,
+    app: str,
+    part: wire.AppPart,
+    job: str,
+    *,
+    consent: bool,
 ) -> None:
     """Submit the job with this ID. If another program has submitted it, nothing happens."""
     connection.submit(
@@ -129,7 +150,7 @@ def submit_part(
         path=app,
         origin=part.origin,
         user=getpass.getuser(),
-        consent=part.consent,
+        consent=consent,
         key=job,
     )
 

@@ -12,12 +12,14 @@ from starlette.requests import Request
 from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
+from cavvy.api.routes import submission
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import in_path, name_user
+from cavvy.api.rules import in_path, name_user, principal_of
 from cavvy.capabilities.functions import wire
 from cavvy.capabilities.functions.rows import FunctionRows, StoredPart
 from cavvy.client.paths import make_key
+from cavvy.client.wire import SubmitRequest
 from cavvy.domain.accounts import Permission
 from cavvy.store.base import RowNotFound
 
@@ -25,31 +27,47 @@ router = RouteGroup("apps", prefix="/v1/projects/{project}/apps")
 NamePath = Annotated[str, Path(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=50)]
 _MOST = 200  # apps of a project
 _MOST_PARTS = 50
+# keys of a task that no job of functions has; some need more rights than to run a job
+_REFUSED = (
+    "edge", "service", "array", "sweep", "search", "after", "group", "schedule", "session",
+    "machine", "pool", "webhooks",
+)  # fmt: skip
 _MISSING: dict[type[Exception], str] = {RowNotFound: "app-not-found"}
 
 
 @router.get("", rule=in_path(Permission.VIEW))
-async def list_apps(app_state: AppState, project: ProjectPath) -> list[wire.DeployedApp]:
+async def list_apps(
+    request: Request, app_state: AppState, project: ProjectPath
+) -> list[wire.DeployedApp]:
     """List the deployed apps of a project."""
     by_name: dict[str, list[StoredPart]] = {}
     for each in await _rows(app_state).parts(project):
         by_name.setdefault(each.app, []).append(each)
-    return [_view(name, parts) for name, parts in by_name.items()]
+    return [_view(request, name, parts) for name, parts in by_name.items()]
 
 
 @router.get("/{name}", rule=in_path(Permission.VIEW), errors=("app-not-found",))
-async def read_app(app_state: AppState, project: ProjectPath, name: NamePath) -> wire.DeployedApp:
+async def read_app(
+    request: Request, app_state: AppState, project: ProjectPath, name: NamePath
+) -> wire.DeployedApp:
     """Get a deployed app."""
-    return _view(name, await _find(app_state, project, name))
+    return _view(request, name, await _find(app_state, project, name))
 
 
-@router.put("/{name}", rule=in_path(Permission.RUN), limit=8 << 20)
+@router.put(
+    "/{name}",
+    rule=in_path(Permission.RUN),
+    errors=("invalid-task", "snapshot-missing"),
+    limit=8 << 20,
+)
 async def put_app(
     request: Request, app_state: AppState, project: ProjectPath, name: NamePath, ask: wire.AppAsk
 ) -> None:
     """Deploy a revision of an app, which replaces the one before."""
     if not 0 < len(ask.parts) <= _MOST_PARTS:
         raise ApiProblem("invalid-request", f"an app has 1 to {_MOST_PARTS} parts")
+    for part in ask.parts:
+        await _check_part(app_state, project, name, part)
     rows = _rows(app_state)
     known = await rows.parts(project)
     before = [each for each in known if each.app == name]
@@ -96,7 +114,10 @@ async def delete_app(
 
 
 @router.post(
-    "/{name}/claim", rule=in_path(Permission.RUN), errors=("app-not-found",), when=_MISSING
+    "/{name}/claim",
+    rule=in_path(Permission.RUN),
+    errors=("app-not-found", "app-changed"),
+    when=_MISSING,
 )
 async def claim(
     app_state: AppState, project: ProjectPath, name: NamePath, ask: wire.NextJobAsk
@@ -104,8 +125,28 @@ async def claim(
     """Get the ID of an app's next job, which the caller submits. All who ask when the same job has
     ended get the same ID, so an app has one job.
     """
-    job = await _rows(app_state).claim(project, name, ask.part, ask.ended, make_key())
+    job = await _rows(app_state).claim(project, name, ask, make_key())
+    if not job:
+        raise ApiProblem("app-changed", f"the app {name} has no revision {ask.revision} any more")
     return wire.NextJob(job=job)
+
+
+async def _check_part(app_state: AppState, project: str, name: str, part: wire.AppPartAsk) -> None:
+    """Raise ApiProblem if this is more than a job of functions: who calls them submits it, with
+    rights that the one who deploys may not have.
+    """
+    ask = SubmitRequest(text=part.text, path=name, origin=part.origin)
+    origin = submission.read_origin(ask, part.text)
+    if (origin.snapshot or "") != part.snapshot:
+        raise ApiProblem("invalid-request", "`snapshot` is another than that of `origin`")
+    task = await submission.read_task(app_state, project, ask, part.text, origin, app_state.now())
+    if refused := [f"`{each}`" for each in _REFUSED if getattr(task, each)]:
+        raise ApiProblem(
+            "invalid-task",
+            f"{name}: {', '.join(refused)}: functions run in plain jobs",
+            "remove it from what is deployed; `cavvy run` submits such a task",
+        )
+    await submission.check_snapshot(app_state, project, origin.snapshot)
 
 
 def _rows(app_state: AppState) -> FunctionRows:
@@ -119,11 +160,13 @@ async def _find(app_state: AppState, project: str, name: str) -> Sequence[Stored
     return found
 
 
-def _view(name: str, parts: Sequence[StoredPart]) -> wire.DeployedApp:
-    return wire.DeployedApp(name=name, parts=[_view_part(each) for each in parts])
+def _view(request: Request, name: str, parts: Sequence[StoredPart]) -> wire.DeployedApp:
+    account = principal_of(request).account
+    return wire.DeployedApp(name=name, parts=[_view_part(each, account) for each in parts])
 
 
-def _view_part(row: StoredPart) -> wire.AppPart:
+def _view_part(row: StoredPart, account: str | None) -> wire.AppPart:
+    """Return the part as this account sees it, which has not consented to what others have."""
     ask = decode(row.document, type=wire.AppPartAsk)
     return wire.AppPart(
         part=row.part,
@@ -133,7 +176,7 @@ def _view_part(row: StoredPart) -> wire.AppPart:
         snapshot=row.snapshot,
         meet=ask.meet,
         functions=ask.functions,
-        consent=ask.consent,
+        consent=ask.consent and account in (None, "", row.user),
         job=row.job,
         user=row.user,
         updated_at=row.updated_at,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
+from cavvy.capabilities.functions.wire import NextJobAsk
 from cavvy.domain.values import Struct
 from cavvy.store.base import RowNotFound
 from cavvy.store.drivers import DatabaseSession, RunTransaction
@@ -27,8 +28,9 @@ _PARTS = RowCodec(
     StoredPart, "function_jobs", columns={"user": "user_name"}, key=("project", "app", "part")
 )
 _OF_APP = "project = ? AND app = ?"
-_CLAIM = f"UPDATE function_jobs SET job = ? WHERE {_OF_APP} AND part = ? AND job = ?"
-_JOB = f"SELECT job FROM function_jobs WHERE {_OF_APP} AND part = ?"
+_CLAIM = f"UPDATE function_jobs SET job = ? WHERE {_OF_APP} AND part = ? AND revision = ? "
+_CLAIM += "AND (job = ? OR job = '')"
+_JOB = f"SELECT job, revision FROM function_jobs WHERE {_OF_APP} AND part = ?"
 
 
 class FunctionRows:
@@ -60,16 +62,16 @@ class FunctionRows:
         sql = f"DELETE FROM function_jobs WHERE {_OF_APP}"
         await self._write(lambda session: session.change_or(missing, sql, (project, app)))
 
-    async def claim(self, project: str, app: str, part: int, ended: str, job: str) -> str:
-        """Set the ID of the next job unless another caller did so, and return the ID that is set.
-        Raises RowNotFound.
+    async def claim(self, project: str, app: str, ask: NextJobAsk, job: str) -> str:
+        """Set the ID of the next job unless another caller did so, and return the ID that is set,
+        or "" if the app has another revision. Raises RowNotFound.
         """
 
         def claim(session: DatabaseSession) -> str:
-            session.run(_CLAIM, (job, project, app, part, ended))
-            row = session.run(_JOB, (project, app, part)).fetchone()
+            session.run(_CLAIM, (job, project, app, ask.part, ask.revision, ask.ended))
+            row = session.run(_JOB, (project, app, ask.part)).fetchone()
             if row is None:
                 raise RowNotFound(f"project {project} has no app {app}")
-            return str(row[0])
+            return str(row[0]) if row[1] == ask.revision else ""
 
         return await self._write(claim)

@@ -22,7 +22,7 @@ class DeployedFunction(Ask, frozen=True, kw_only=True):
 class AppPartAsk(Ask, frozen=True, kw_only=True):
     """The job of some functions of an app: what submits it (`text`, `origin`, `snapshot`), and
     where its callers meet it on the machine that deployed it (`meet`). `consent` is that of who
-    deployed it to the costs of the job.
+    deployed it to the costs of the jobs that the same account submits.
     """
 
     text: str
@@ -65,9 +65,12 @@ class DeployedApp(Answer, frozen=True, kw_only=True):
 
 
 class NextJobAsk(Ask, frozen=True, kw_only=True):
-    """Asks for the ID of a job to submit, since the job `ended` runs no more."""
+    """Asks for the ID of a job to submit, since the job `ended` runs no more. `revision` is that of
+    what will be submitted.
+    """
 
     part: int
+    revision: str
     ended: str
 
 
@@ -96,7 +99,7 @@ def delete_app(client: ApiClient, project: str, name: str) -> None:
 
 
 def claim_job(client: ApiClient, project: str, name: str, ask: NextJobAsk) -> str:
-    """Return the ID of the next job. Raises ApiError `app-not-found`."""
+    """Return the ID of the next job. Raises ApiError `app-not-found`, `app-changed`."""
     return client.ask(f"{_path(project, name)}/claim", NextJob, ask).job
 
 
