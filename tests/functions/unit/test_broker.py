@@ -1,5 +1,6 @@
 """The broker and its workers, without a server: calls that are cancelled, and wrong answers."""
 
+import io
 import json
 import os
 import socket
@@ -20,7 +21,7 @@ from cavvy.capabilities.functions.calls import AppRun, FunctionCall, dial_broker
 from cavvy.capabilities.functions.errors import CallCancelled, CallFailed, WorkerLost
 from cavvy.capabilities.functions.frames import CallFrames, Head, pack
 from cavvy.capabilities.functions.jobs import dial_here
-from cavvy.capabilities.functions.link import BrokerLink
+from cavvy.capabilities.functions.link import BrokerLink, print_line
 from cavvy.capabilities.functions.on_node import serve
 from cavvy.capabilities.functions.on_node.broker import Broker, Caller, Worker
 from cavvy.capabilities.functions.on_node.start import StartedProcess
@@ -172,8 +173,11 @@ def test_a_cancelled_generator_leaves_its_place(served: Served) -> None:
     assert next(iter(served.run.stream(function, (), {}))) == 1
 
 
-async def test_a_late_cancel_reaches_no_later_call(served: Served, tmp_path: Path) -> None:
+async def test_a_late_cancel_reaches_no_later_call(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a process hears of a call may arrive after the call's end: no other has its number."""
+    monkeypatch.chdir(tmp_path)
     broker = Broker(str(tmp_path / "app.json"), "", None)
     functions = broker.functions["add"]
     heard: list[Head] = []
@@ -336,3 +340,56 @@ def test_a_folder_of_others_is_not_entered(tmp_path: Path) -> None:
                 dial_here(f"{own}/x.sock:{_KEY}")
         with pytest.raises(BlockingIOError):
             there.accept()
+
+
+async def test_arguments_in_files_go_with_their_calls(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    broker = Broker(str(tmp_path / "app.json"), "", None)
+    functions = broker.functions["add"]
+    functions.workers.append(Worker(broker, functions, 0, StartedProcess("add", None, None)))  # type: ignore[arg-type]
+    caller, other = Caller(broker, here=False), tmp_path / "other"
+    other.touch()
+    for number in (1, 2):
+        caller._obey("put", number, {}, b"x")
+        caller._take(number, {"op": "call", "fn": "add", "id": number, "file": str(other)}, b"")
+    caller._take(3, {"op": "call", "fn": "add", "id": 3, "file": str(other)}, b"")
+    assert len(os.listdir(broker.spool)) == 2
+    caller._cancel(1)
+    assert len(os.listdir(broker.spool)) == 1
+    functions.fail_all({"op": "failed", "kind": "AppBroken", "text": "x"})
+    assert os.listdir(broker.spool) == []
+    assert other.exists(), "a caller names no files"
+
+
+def test_a_wait_for_calls_does_not_end_the_sending_of_a_result() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    head = {"name": "echo", "class": "", "concurrency": 1, "batch": 2, "wait_s": 0.1}
+    worker = WorkerProcess({"app": "a", "functions": {"echo": head}}, theirs, "echo")
+    with ours, theirs:
+        waiting = threading.Thread(target=worker._receive, args=(0.2,))
+        waiting.start()
+        time.sleep(0.05)
+        body = bytes(100_000)
+        sending = threading.Thread(target=worker.send, args=({"op": "done", "id": 1}, body))
+        sending.start()
+        waiting.join(_START_S)
+        time.sleep(0.3)
+        frames, found = CallFrames(), list[tuple[Head, bytes]]()
+        ours.settimeout(_START_S)
+        while not found:
+            found = frames.feed(ours.recv(4096))
+        sending.join(_START_S)
+    assert found == [({"op": "done", "id": 1}, body)]
+
+
+def test_a_terminal_gets_no_escape_sequences_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "f | \x1b]0;title\x07\x1b[31mred\x1b[0m\x1b[2J"
+    for terminal, shown in ((True, "f | \x1b[31mred\x1b[0m\n"), (False, f"{said}\n")):
+        written = io.StringIO()
+        monkeypatch.setattr(written, "isatty", lambda terminal=terminal: terminal)
+        monkeypatch.setattr(sys, "stderr", written)
+        print_line(said)
+        assert written.getvalue() == shown

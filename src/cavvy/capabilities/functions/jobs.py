@@ -169,7 +169,10 @@ class FunctionJob:
 
     def _read_log(self, place: JobPlace) -> str:
         with suppress(CavvyError), self._connections.use() as connection:
+            from cavvy.cli.view.job_output import EscapeFilter
+
             data = connection.log(place.project, place.id, tail_bytes=4000).data
+            data = EscapeFilter().take(data, final=True)
             return "\n".join(f"  {line}" for line in data.decode(errors="replace").splitlines())
         return "  (no output)"
 

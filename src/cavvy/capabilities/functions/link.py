@@ -233,6 +233,12 @@ def make_error(link: BrokerLink, head: Head, body: bytes) -> BaseException:
 
 
 def print_line(line: str) -> None:
-    """Print a line of a function, on standard error: standard output is the program's own."""
+    """Print a line of a function, on standard error: standard output is the program's own. A
+    terminal gets what it gets of a job's log.
+    """
+    if sys.stderr.isatty():
+        from cavvy.cli.view.job_output import EscapeFilter  # programs on nodes print no lines
+
+        line = EscapeFilter().take(line.encode(errors="replace"), final=True).decode()
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

@@ -58,7 +58,7 @@ async def read_app(
     "/{name}",
     rule=in_path(Permission.RUN),
     errors=("invalid-task", "snapshot-missing"),
-    limit=8 << 20,
+    limit=1 << 20,
 )
 async def put_app(
     request: Request, app_state: AppState, project: ProjectPath, name: NamePath, ask: wire.AppAsk
@@ -69,9 +69,9 @@ async def put_app(
     for part in ask.parts:
         await _check_part(app_state, project, name, part)
     rows = _rows(app_state)
-    known = await rows.parts(project)
-    before = [each for each in known if each.app == name]
-    if not before and len({each.app for each in known}) >= _MOST:
+    known = await rows.revisions(project)
+    before = known.get(name)
+    if before is None and len(known) >= _MOST:
         raise ApiProblem(
             "invalid-request",
             f"{project} has {_MOST} apps",
@@ -79,7 +79,7 @@ async def put_app(
         )
     note_change(
         request,
-        before={"revision": before[0].revision} if before else None,
+        before={"revision": before} if before is not None else None,
         after={"revision": ask.revision},
     )
     user, now = name_user(request, ask.user), app_state.now()

@@ -46,6 +46,12 @@ class FunctionRows:
         rows = await self._read(lambda session: session.run(sql, values).fetchall())
         return [_PARTS.make(row) for row in rows]
 
+    async def revisions(self, project: str) -> dict[str, str]:
+        """Return the revision of each app of a project."""
+        sql = "SELECT DISTINCT app, revision FROM function_jobs WHERE project = ?"
+        rows = await self._read(lambda session: session.run(sql, (project,)).fetchall())
+        return {str(row[0]): str(row[1]) for row in rows}
+
     async def put(self, project: str, app: str, parts: Sequence[StoredPart]) -> None:
         """Replace the rows of an app."""
 

@@ -214,8 +214,9 @@ class Caller(Peer):
             text = f"the app has no function {head['fn']}; it has {known}"
             self.send({"op": "failed", "id": number, "kind": "AppBroken", "text": text})
             return
+        head.pop("file", None)  # only the broker says where arguments lie
         if number in self._files:
-            head = {**head, "file": self._files.pop(number)}
+            head["file"] = self._files.pop(number)
         self.calls[number] = call = BrokerCall(self, served, head, body)
         served.add(call)
 
@@ -421,6 +422,7 @@ class Served:
         for _, _, call in waiting:
             if not call.over:
                 call.over = True
+                remove(call.head.get("file", ""))
                 call.caller.answer(call, head, b"")  # type: ignore[attr-defined]  # it is a Caller
 
     def stop(self) -> None:
@@ -459,6 +461,7 @@ class Served:
 
     def _fail(self, call: BrokerCall, kind: str, text: str) -> None:
         call.over = True
+        remove(call.head.get("file", ""))
         head = {"op": "failed", "id": 0, "kind": kind, "text": text}
         call.caller.answer(call, head, b"")  # type: ignore[attr-defined]  # it is a Caller
 
@@ -543,6 +546,7 @@ class Broker:
         """Forget a call whose caller is gone or has cancelled it. Its process ends if it runs it
         now, and runs nothing else."""
         call.over = True
+        remove(call.head.get("file", ""))
         call.caller.calls.pop(call.caller_id, None)  # type: ignore[attr-defined]  # it is a Caller
         if call.timer is not None:
             call.timer.cancel()

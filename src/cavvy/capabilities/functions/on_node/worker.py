@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import json
 import os
+import select
 import socket
 import sys
 import threading
@@ -42,6 +43,8 @@ class WorkerProcess:
     def __init__(self, spec: dict[str, Any], connection: socket.socket, name: str) -> None:
         self.spec, self.name = spec, name
         self._connection, self._reader = connection, CallFrames()
+        self._arrivals = select.poll()
+        self._arrivals.register(connection, select.POLLIN)
         self._inbox: deque[tuple[Head, bytes]] = deque()
         self._lock = threading.Lock()
         self._outbox, self._held = bytearray(), threading.Event()
@@ -151,13 +154,10 @@ class WorkerProcess:
 
     def _receive(self, timeout_s: float | None = None) -> bool:
         """Read what arrives next; return False at the end, or after the time."""
-        self._connection.settimeout(timeout_s)
-        try:
-            data = self._connection.recv(1 << 18)
-        except TimeoutError:
+        # not the connection's own timeout: it is also that of another thread's `sendall`
+        if timeout_s is not None and not self._arrivals.poll(timeout_s * 1000):
             return False
-        finally:
-            self._connection.settimeout(None)
+        data = self._connection.recv(1 << 18)
         for head, body in self._reader.feed(data):
             if head["op"] == "more":
                 if (credit := self._credit.get(head["id"])) is not None:
