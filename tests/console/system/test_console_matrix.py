@@ -43,6 +43,7 @@ NO_PAGES = {
     "/submit/keys",
     "/sign-in",
     "/sign-in/wait",
+    *(path for own in OWN for path in own.DATA),
 }
 SIGN_IN = {"/sign-in", "/sign-in/with", "/sign-out"}
 ARRAY = """\

@@ -1,0 +1,14 @@
+"""What curves have on the console: see `tests/console/system/test_console_matrix.py`."""
+
+from collections.abc import Mapping
+
+from cavvy.store.sql import Store
+
+# An address for each page, and for each action its address and the fields of its form.
+PAGES = {"/runs": "/runs?project=vision"}
+CHANGES: Mapping[str, tuple[str, Mapping[str, str]]] = {}
+DATA = {"/jobs/{project}/{name}/curves", "/groups/{project}/{name}/curves"}  # of charts
+
+
+async def fill(store: Store) -> None:
+    """The jobs that are there are runs."""
