@@ -5,13 +5,14 @@ PostgreSQL database.
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Protocol
 from zlib import crc32
 
-from cavvy.store.drivers import DatabaseSession, make_driver, translating
+from cavvy.store.base import StoreUnusable
+from cavvy.store.drivers import DatabaseDriver, DatabaseSession, make_driver, translating
 
 _FILES = 64  # names that share one of these files wait for each other
 _CLASS = 0x43415659  # the first number of our locks; leases use locks with one number
@@ -80,13 +81,28 @@ class DatabaseLocks:
     def __init__(self, url: str) -> None:
         self._driver = make_driver(url, journal="auto")
 
-    def try_hold(self, name: str) -> DatabaseSession | None:
+    def try_hold(self, name: str) -> "_DatabaseLock | None":
         """See `NamedLocks`. Raises StoreUnusable."""
         number = crc32(name.encode()) - (1 << 31)
         with translating(self._driver):
             session = self._driver.connect()
             row = session.run(f"SELECT pg_try_advisory_lock({_CLASS}, ?)", (number,)).fetchone()
         if row is not None and row[0]:
-            return session
+            return _DatabaseLock(self._driver, session, number)
         session.close()
         return None
+
+
+class _DatabaseLock:
+    """A lock that a connection to PostgreSQL holds."""
+
+    def __init__(self, driver: DatabaseDriver, session: DatabaseSession, number: int) -> None:
+        self._driver, self._session, self._number = driver, session, number
+
+    def close(self) -> None:
+        """Release the lock at once. PostgreSQL would notice a closed connection a moment later."""
+        try:
+            with suppress(StoreUnusable), translating(self._driver):
+                self._session.run(f"SELECT pg_advisory_unlock({_CLASS}, ?)", (self._number,))
+        finally:
+            self._session.close()
