@@ -7,6 +7,7 @@ from cavvy.store.sql import Store
 # An address for each page, and for each action its address and the fields of its form.
 PAGES = {"/runs": "/runs?project=vision"}
 CHANGES: Mapping[str, tuple[str, Mapping[str, str]]] = {}
+OF_PROJECT = {"/runs"}  # pages whose address names a project as a field
 DATA = {"/jobs/{project}/{name}/curves", "/groups/{project}/{name}/curves"}  # of charts
 
 

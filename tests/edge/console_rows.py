@@ -24,6 +24,7 @@ CHANGES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "/models/{project}/{name}/labels/{label}/remove": (f"{_MODEL}/labels/zebra-label/remove", {}),
     "/devices/{project}/rollouts/{name}/halt": ("/devices/vision/rollouts/zebra-net-1/halt", {}),
 }
+OF_PROJECT: set[str] = set()  # pages whose address names a project as a field
 DATA: set[str] = set()  # of charts
 
 
