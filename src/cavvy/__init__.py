@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cavvy.capabilities.functions.calls import FunctionCall as FunctionCall
     from cavvy.capabilities.functions.errors import AppBroken as AppBroken
     from cavvy.capabilities.functions.errors import CallCancelled as CallCancelled
+    from cavvy.capabilities.functions.errors import CallDeadlock as CallDeadlock
     from cavvy.capabilities.functions.errors import CallFailed as CallFailed
     from cavvy.capabilities.functions.errors import CallTimeout as CallTimeout
     from cavvy.capabilities.functions.errors import NotSendable as NotSendable

@@ -74,6 +74,14 @@ def wait(x):
 def outer(x):
     return square.remote(x) + 1
 
+@app.function()
+def ping(n):
+    return pong.remote(n)
+
+@app.function()
+def pong(n):
+    return n and ping.remote(n - 1)
+
 @app.cls()
 class Counter:
     def __init__(self, start=0):
@@ -163,7 +171,10 @@ def test_failures(home: Path, tmp_path: Path) -> None:
         tmp_path,
         """
 print(flaky.remote(path + "/flaky"), dies.remote(path + "/dies"))
-for call in (slow.remote, odd.remote, lambda: square.remote(threading.Lock())):
+print(ping.remote(0))
+for call in (
+    slow.remote, odd.remote, lambda: ping.remote(1), lambda: square.remote(threading.Lock())
+):
     try:
         call()
     except Exception as error:
@@ -183,8 +194,11 @@ divide.remote(1, 0)
     )
     assert done.stdout.splitlines() == [
         "at last alive",
+        "0",
         "CallTimeout | slow took longer than 0.3 s",
         "CallFailed | Odd: 1",
+        "CallDeadlock | ping is called by itself (ping > pong), and would wait for its own "
+        "process: call `.local()` there, or `.spawn()` and do not wait",
         "NotSendable | argument 1 of square (lock) cannot be sent: cannot pickle '_thread.lock' "
         "object",
         "cancelled",

@@ -136,7 +136,7 @@ class AppRun:
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> FunctionCall:
         """Start a call."""
-        return FunctionCall(*self._start(function, args, kwargs))
+        return FunctionCall(*self._start(function, args, kwargs, waits=False))
 
     def stream(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -205,7 +205,12 @@ class AppRun:
             job.stop()
 
     def _start(
-        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        function: Function,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        waits: bool = True,
     ) -> tuple[BrokerLink, Request, "Future[_Answer]"]:
         link = self._find_link(function)
         body = link.codec.dump_arguments(function.name, args, kwargs, function.given)
@@ -219,7 +224,7 @@ class AppRun:
             if not answer.done():
                 answer.set_result((head, data))
 
-        request = link.make_request(function.name, body, deliver)
+        request = link.make_request(function.name, body, deliver, waits=waits)
         link.send([request])
         return link, request, answer
 

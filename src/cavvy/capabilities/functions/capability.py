@@ -25,6 +25,7 @@ CAPABILITY = Capability(
         Export("method", f"{_APP}:method"),
         Export("AppBroken", f"{_ERRORS}:AppBroken"),
         Export("CallCancelled", f"{_ERRORS}:CallCancelled"),
+        Export("CallDeadlock", f"{_ERRORS}:CallDeadlock"),
         Export("CallFailed", f"{_ERRORS}:CallFailed"),
         Export("CallTimeout", f"{_ERRORS}:CallTimeout"),
         Export("NotSendable", f"{_ERRORS}:NotSendable"),

@@ -6,6 +6,7 @@ CavvyError
   CallFailed      the function raised something that cannot be loaded here
   CallTimeout     the call took longer than `timeout`
   CallCancelled   the call was cancelled
+  CallDeadlock    a function waits for a call of itself, whose process it holds
   WorkerLost      the process or node that ran the call ended, again and again
 """
 
@@ -35,11 +36,19 @@ class CallCancelled(CavvyError):
     """Raised if the call was cancelled."""
 
 
+class CallDeadlock(CavvyError):
+    """Raised if a function calls itself, or another one that does, and waits for the result: it
+    holds the process in which that call would run."""
+
+
 class WorkerLost(CavvyError):
     """Raised if the process or node that ran the call ended, in each of several attempts."""
 
 
 KINDS: dict[str, type[CavvyError]] = {
     each.__name__: each
-    for each in (NotSendable, AppBroken, CallFailed, CallTimeout, CallCancelled, WorkerLost)
+    for each in (
+        *(NotSendable, AppBroken, CallFailed, CallTimeout),
+        *(CallCancelled, CallDeadlock, WorkerLost),
+    )
 }

@@ -5,6 +5,7 @@ This file also runs on nodes, so it imports only the standard library.
 
 import json
 import struct
+from contextvars import ContextVar
 from typing import Any
 
 Head = dict[str, Any]
@@ -16,6 +17,10 @@ MOST_BYTES = 128 << 10
 PIECE = 128 << 10
 _LENGTHS = struct.Struct(">II")
 _MOST_HEAD = 1 << 20
+
+
+# the call that runs here, while a function runs
+current_call: ContextVar[Head | None] = ContextVar("current_call", default=None)
 
 
 class WrongFrame(Exception):

@@ -14,7 +14,7 @@ from typing import Any
 
 from cavvy.capabilities.functions import payload
 from cavvy.capabilities.functions.errors import KINDS, CallFailed, WorkerLost
-from cavvy.capabilities.functions.frames import MOST_BYTES, CallFrames, Head, pack
+from cavvy.capabilities.functions.frames import MOST_BYTES, CallFrames, Head, current_call, pack
 
 _RECEIVE = 1 << 18
 _MOST_LOSSES = 5  # connections in a row that ended without an answer
@@ -62,14 +62,20 @@ class BrokerLink:
         self._losses = 0
         self.closed = False
 
-    def make_request(self, function: str, body: bytes, deliver: Deliver) -> Request:
-        """Return a call to send."""
+    def make_request(
+        self, function: str, body: bytes, deliver: Deliver, *, waits: bool = True
+    ) -> Request:
+        """Return a call to send. `waits` says that the caller does nothing until the result is
+        there."""
         with self._lock:
             self._number += 1
             head = {"op": "call", "id": self._number, "fn": function}
             head |= self.codec.head
         if self._tell is not None:
             head["logs"] = True
+        outer = current_call.get()
+        if waits and outer is not None:  # a function calls another one
+            head["within"] = [*outer.get("within", ()), outer["fn"]]
         return Request(head, body, deliver)
 
     def send(self, requests: list[Request]) -> None:

@@ -18,7 +18,9 @@ import socket
 import stat
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -69,7 +71,7 @@ class BrokerCall:
         self.over = False
 
 
-class Peer(asyncio.Protocol):
+class Peer(asyncio.Protocol, ABC):
     """A connection. Frames that are sent in one turn of the loop leave as one write."""
 
     def __init__(self, broker: "Broker") -> None:
@@ -94,8 +96,9 @@ class Peer(asyncio.Protocol):
             say(f"a connection was closed: {error!r}")
             self.close()
 
+    @abstractmethod
     def hear(self, head: Head, body: bytes) -> None:
-        raise NotImplementedError
+        """Act on a frame that has arrived."""
 
     def send(self, head: Head, body: bytes = b"") -> None:
         if not self._waiting:
@@ -214,6 +217,13 @@ class Caller(Peer):
             text = f"the app has no function {head['fn']}; it has {known}"
             self.send({"op": "failed", "id": number, "kind": "AppBroken", "text": text})
             return
+        if served.holds(head.get("within", ())):
+            text = (
+                f"{head['fn']} is called by itself ({' > '.join(head['within'])}), and would wait "
+                f"for its own process: call `.local()` there, or `.spawn()` and do not wait"
+            )
+            self.send({"op": "failed", "id": number, "kind": "CallDeadlock", "text": text})
+            return
         head.pop("file", None)  # only the broker says where arguments lie
         if number in self._files:
             head["file"] = self._files.pop(number)
@@ -294,6 +304,12 @@ class Served:
         self._mean_s = 1.0
         self._number = 0
         self._pumped = False
+
+    def holds(self, within: Sequence[str]) -> bool:
+        """Return whether the calls within which a call is made already take all places of a process
+        of this function."""
+        holders = [each for each in within if self.broker.functions.get(each) is self]
+        return len(holders) >= self.concurrency
 
     def devices(self, slot: int) -> dict[str, str]:
         """Return the variables that give a process its part of the node's GPUs."""

@@ -17,7 +17,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
-from contextvars import ContextVar
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -27,14 +26,13 @@ if __name__ == "__main__":  # the root of the files that were sent with the work
 from cavvy.capabilities.functions import payload
 from cavvy.capabilities.functions.app import MAIN, find_app
 from cavvy.capabilities.functions.errors import CallCancelled, NotSendable
-from cavvy.capabilities.functions.frames import MOST_BYTES, CallFrames, Head, pack
+from cavvy.capabilities.functions.frames import MOST_BYTES, CallFrames, Head, current_call, pack
 
 if TYPE_CHECKING:
     import asyncio
 
 _TOGETHER_S = 0.004  # for which results wait for each other
 _PARTS = 32  # values of a generator that are sent before the caller must take some
-_current: ContextVar[Head | None] = ContextVar("current", default=None)
 
 
 class WorkerProcess:
@@ -173,7 +171,7 @@ class WorkerProcess:
     def _run_call(
         self, head: Head, body: bytes, loop: "asyncio.AbstractEventLoop | None" = None
     ) -> None:
-        token = _current.set(head)
+        token = current_call.set(head)
         try:
             args, kwargs, given = self._read_arguments(head, body)
             call = self._find(head["fn"], given)
@@ -201,7 +199,7 @@ class WorkerProcess:
             if isinstance(error, SystemExit | KeyboardInterrupt) and loop is None:
                 raise
         finally:
-            _current.reset(token)
+            current_call.reset(token)
             self._cancelled.discard(head["id"])
             sys.stdout.flush()
 
@@ -233,7 +231,7 @@ class WorkerProcess:
                 self._send_failure(head, error)
         if not read:
             return
-        token = _current.set(read[0][0])
+        token = current_call.set(read[0][0])
         try:
             call = self._find(read[0][0]["fn"], read[0][1][2])
             columns = zip(*(args for _, (args, _, _) in read), strict=True)
@@ -252,7 +250,7 @@ class WorkerProcess:
                 self._send_failure(head, error)
             return
         finally:
-            _current.reset(token)
+            current_call.reset(token)
         for (head, _), result in zip(read, results, strict=True):
             try:
                 self._send_result(head, result)
@@ -353,7 +351,7 @@ class CallOutput:
         self._begun: dict[int, str] = {}
 
     def write(self, text: str) -> int:
-        head = _current.get()
+        head = current_call.get()
         key = threading.get_ident()
         lines = (self._begun.pop(key, "") + text).split("\n")
         if lines[-1]:
@@ -364,7 +362,7 @@ class CallOutput:
 
     def flush(self) -> None:
         if rest := self._begun.pop(threading.get_ident(), ""):
-            self._put(_current.get(), rest)
+            self._put(current_call.get(), rest)
         self._target.flush()
 
     def _put(self, head: Head | None, line: str) -> None:
