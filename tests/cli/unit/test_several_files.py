@@ -80,10 +80,12 @@ def test_a_refusal_names_the_file(asked: list[wire.BatchRequest]) -> None:
 
 def test_files_that_cannot_be_submitted_together(asked: list[Any]) -> None:
     Path("pair.yaml").write_text("name: a\nrun: x\n---\nname: b\nrun: x\nafter: a\n")
+    Path("folder.yaml").mkdir()
     Path("other.yaml").write_text("{name: c, project: other, run: x}")
     for words, told in (
         (["a.yaml", "pair.yaml"], "pair.yaml has 2 tasks"),
         (["a.yaml", "other.yaml"], "for project default, and other.yaml for project other"),
+        (["a.yaml", "folder.yaml"], "folder.yaml: is a folder"),
         (["a.yaml", "none.yaml"], "none.yaml: the file does not exist"),
         (["a.yaml", "b.yaml", "--name", "c"], "--name is for one file"),
         (["a.yaml", "lr=3", "x"], "expected one task file, but 3 words were given"),
@@ -91,6 +93,23 @@ def test_files_that_cannot_be_submitted_together(asked: list[Any]) -> None:
         done = run(*words)
         assert (done.exit_code, told in done.stderr) == (2, True), done.stderr
     assert asked == []
+
+
+def test_the_same_folder_is_sent_once(
+    asked: list[wire.BatchRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = list[str]()
+
+    def upload(_: object, project: str, blobs: object) -> int:
+        sent.append(project)
+        return 1
+
+    monkeypatch.setattr("cavvy.cli.task.submission.upload", upload)
+    done = run("a.yaml", "b.yaml", "--workdir", ".")
+    assert done.exit_code == 0, done.output
+    assert (len(sent), done.stderr.count("working folder ")) == (1, 1)
+    origins = [json.loads(bytes(each.origin)) for each in asked[0].tasks]  # type: ignore[arg-type]
+    assert origins[0]["snapshot"] == origins[1]["snapshot"] is not None
 
 
 def test_a_dry_run_submits_nothing(asked: list[Any]) -> None:

@@ -143,7 +143,8 @@ class TaskCommand(GroupedCommand):
                 return []
             if self.several and os.path.isfile(words[0]) and (missing := _find_missing(words)):
                 hint = "check the name; all files are submitted together, or none"
-                raise CommandFailure(f"{missing}: the file does not exist", hint, exit_code=2)
+                what = "is a folder" if os.path.isdir(missing) else "the file does not exist"
+                raise CommandFailure(f"{missing}: {what}", hint, exit_code=2)
             hint = "" if COMMAND_WORDS in ctx.meta else _advise_words(ctx, words)
             text = f"expected one task file, but {len(words)} words were given"
             raise CommandFailure(text, hint, exit_code=2)
@@ -157,7 +158,7 @@ def _find_missing(words: list[str]) -> str | None:
     """Return the first of the words after a file that is written like another file."""
     kind = os.path.splitext(words[0])[1]
     return next(
-        (each for each in words if kind and each.endswith(kind) and not os.path.exists(each)), None
+        (each for each in words if kind and each.endswith(kind) and not os.path.isfile(each)), None
     )
 
 

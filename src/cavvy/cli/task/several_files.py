@@ -77,7 +77,8 @@ def _submit(
     the costs, show the price and ask."""
     from cavvy.cli.task.profiles import text_with_rates
 
-    origins = [make_origin(client, project, each, each.text) for each in tasks]
+    sent = set[str]()
+    origins = [make_origin(client, project, each, each.text, sent) for each in tasks]
     budgeted = all(each.task.limits.budget is not None for each in tasks)
     keys = make_keys(len(tasks))
 

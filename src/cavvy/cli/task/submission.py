@@ -100,9 +100,17 @@ def may_ask() -> bool:
     return sys.stdin.isatty()
 
 
-def make_origin(client: "ApiClient", project: str, loaded: "LoadedTask", text: str) -> "RunOrigin":
-    """Upload the files of the task, and return the origin of the run. Raises CommandFailure. Raises
-    ApiError `secret-missing` before the upload if the project lacks a secret.
+def make_origin(
+    client: "ApiClient",
+    project: str,
+    loaded: "LoadedTask",
+    text: str,
+    sent: set[str] | None = None,
+) -> "RunOrigin":
+    """Upload the files of the task, and return the origin of the run. `sent` are the hashes of
+    snapshots that this command has uploaded, which are not uploaded and printed again. Raises
+    CommandFailure. Raises ApiError `secret-missing` before the upload if the project lacks a
+    secret.
     """
     from cavvy.domain.values import replace
     from cavvy.spec.repository import capture
@@ -113,7 +121,7 @@ def make_origin(client: "ApiClient", project: str, loaded: "LoadedTask", text: s
     origin = capture(parts.get("", loaded.folder), task_text=text)
     if parts:
         _check_secrets(client, project, loaded.task)
-        snapshot = upload_files(client, project, loaded.task, parts, loaded)
+        snapshot = upload_files(client, project, loaded.task, parts, loaded, sent)
         origin = replace(origin, snapshot=snapshot)
     return replace(
         origin,
@@ -160,6 +168,7 @@ def upload_files(
     task: TaskSpec,
     parts: Mapping[str, Path],
     loaded: "LoadedTask | None" = None,
+    uploaded: set[str] | None = None,
 ) -> str:
     """Take a snapshot of the working folder and of the task's local files outside this folder, and
     upload the files that the server lacks. The user is asked about folders that the file of
@@ -169,15 +178,21 @@ def upload_files(
     from cavvy.cli.view.formatting import show_size
 
     agreed = set[Path]()
+    before = set() if uploaded is None else uploaded
 
     def send(snapshot: FolderSnapshot) -> int:
         if loaded is not None:
             _agree_to_folders(loaded, parts, snapshot, agreed)
+        if snapshot.hash in before:
+            return 0
         for note in snapshot.notes:
             click.echo(f"note: {note}", err=True)
         return _upload(client, project, snapshot.blobs())
 
     snapshot, sent = send_frozen(lambda: _freeze(task, parts), send)
+    if snapshot.hash in before:
+        return snapshot.hash
+    before.add(snapshot.hash)
     files = sum(entry.link is None for entry in snapshot.entries)
     click.echo(
         f"working folder {snapshot.hash[:12]}: {show_size(snapshot.size)} in {files} "
