@@ -21,6 +21,7 @@ from random import Random
 from autoscaling import ASKED, read_trace
 
 from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms, ServiceObservation
+from cavvy.capabilities.serving.loads import BatchFit
 from cavvy.capabilities.simulation.serving.requests import RequestTrace
 from cavvy.capabilities.simulation.serving.run import AutoscalerController, on_demand_market
 from cavvy.capabilities.simulation.serving.service import (
@@ -28,7 +29,6 @@ from cavvy.capabilities.simulation.serving.service import (
     SimulatedReplica,
     SimulatedService,
 )
-from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.values import Struct, replace
 
 SLOW = BatchFit(slope_s=0.2, base_s=2.0, most=16)  # a full batch takes 5.2 s

@@ -5,7 +5,7 @@ A bill is the list of a node's charges. The store calls `post` in the transactio
 charges, so the entries of each line of the bill always add up to the line's charge.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from itertools import pairwise
@@ -126,6 +126,42 @@ class LedgerLine(Struct, frozen=True, kw_only=True):
 
     entry: LedgerEntry
     subject: LedgerSubject
+
+
+class TokenUse(Struct, frozen=True, kw_only=True):
+    """Tokens of language models. `cached` is the part of `prompt` that the engine held in its
+    cache; `estimated` is the part of all tokens that the gateway estimated, because the engine did
+    not state them.
+    """
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+    estimated: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.prompt or self.completion)
+
+    def combine(self, of: Callable[[int, int], int], other: "TokenUse") -> "TokenUse":
+        """Combine each count with that of `other` by a function such as `max`."""
+        return TokenUse(
+            prompt=of(self.prompt, other.prompt),
+            cached=of(self.cached, other.cached),
+            completion=of(self.completion, other.completion),
+            estimated=of(self.estimated, other.estimated),
+        )
+
+
+_NO_TOKENS = TokenUse()
+
+
+def combine_tokens(
+    of: Callable[[int, int], int], one: Mapping[str, TokenUse], other: Mapping[str, TokenUse]
+) -> dict[str, TokenUse]:
+    """Combine the counts of each model by a function such as `max`."""
+    pairs = {model: (one.get(model, _NO_TOKENS), other.get(model, _NO_TOKENS)) for model in one}
+    pairs |= {model: (_NO_TOKENS, use) for model, use in other.items() if model not in one}
+    return {model: mine.combine(of, others) for model, (mine, others) in pairs.items()}
 
 
 class EnergyUse(Struct, frozen=True, kw_only=True):

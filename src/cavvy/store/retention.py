@@ -27,7 +27,7 @@ _SHARED = (
     "WHERE a.job_id = ? AND o.phase <> 'ended'"
 )
 _VOLUMES = "SELECT document FROM volume_bills"
-_OF_ATTEMPTS = ("nodes", "figures", "divided_bills", "agent_contacts")
+_OF_ATTEMPTS = ("nodes", "figures", "agent_contacts")
 _OF_JOB = ("charges", "attempts", "events", "checkpoints", "documents")
 _FORGET = (
     "DELETE FROM removed_jobs WHERE job_id IN "

@@ -557,15 +557,6 @@ CREATE TABLE volume_bills (
     PRIMARY KEY (id)
 );
 
--- How the bills of replicas were divided among the requests of their services.
-CREATE TABLE divided_bills (
-    attempt_id {id} NOT NULL,
-    moved BIGINT NOT NULL,  -- micro-dollars
-    document TEXT NOT NULL,
-    version BIGINT NOT NULL,
-    PRIMARY KEY (attempt_id)
-);
-
 -- Tokens of language models, by subject of the ledger (a key's requests at a replica), model and day.
 CREATE TABLE token_uses (
     subject {id} NOT NULL,

@@ -14,7 +14,7 @@ from tests.api.api_state import Api, open_api
 from cavvy.api.hook_limits import IN_PROGRESS_EACH, WRONG_ALL, WRONG_EACH
 from cavvy.capabilities.serving.call_rows import calls_of
 from cavvy.capabilities.serving.decide.webhook_calls import sign_standard
-from cavvy.domain.queued_calls import MOST_BYTES
+from cavvy.capabilities.serving.queued_calls import MOST_BYTES
 
 SERVICE = "/v1/projects/default/services/chat"
 SECRET = "a secret of the sender"

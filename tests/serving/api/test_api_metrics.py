@@ -14,12 +14,13 @@ from tests.api.api_state import SCRIPT, Api, open_api, until
 from tests.api.team import OWN, make_team
 from tests.serving.team_rows import make_service
 
+from cavvy.capabilities.serving.bills import KeyWork, RequestWork, name_api
 from cavvy.capabilities.serving.control.request_bills import RequestBills
 from cavvy.capabilities.serving.control.requests import ServiceStatus
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.figures import add_service
 from cavvy.domain.accounts import Role
-from cavvy.domain.request_bills import KeyWork, RequestWork, TokenUse, name_api
+from cavvy.domain.ledger import TokenUse
 from cavvy.domain.services import (
     FallbackApi,
     FallbackRule,

@@ -9,7 +9,7 @@ import pytest
 from tests.api.api_state import Api, open_api, until
 
 from cavvy.capabilities.serving.call_rows import calls_of
-from cavvy.domain.queued_calls import CallState
+from cavvy.capabilities.serving.queued_calls import CallState
 from cavvy.domain.values import replace
 
 SERVICE = "/v1/projects/default/services/chat"

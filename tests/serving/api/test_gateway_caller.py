@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from tests.serving.team_rows import make_service
 
+from cavvy.capabilities.serving.queued_calls import CallAnswer, QueuedCall
 from cavvy.capabilities.serving.server.gateway_child import GatewayCaller
 from cavvy.capabilities.serving.server.listener import ServiceListener
-from cavvy.domain.queued_calls import CallAnswer, QueuedCall
 
 pytestmark = pytest.mark.timeout(60)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from tests.contract.store_suite import NOW, store_url
 
+from cavvy.capabilities.serving.bills import KeyWork, RequestWork
 from cavvy.capabilities.serving.decide.traffic import GatewayCount, ServiceTraffic
 from cavvy.capabilities.serving.server.shared_traffic import SharedTraffic
 from cavvy.control.share import WorkShare
-from cavvy.domain.request_bills import KeyWork, RequestWork, TokenUse
+from cavvy.domain.ledger import TokenUse
 from cavvy.domain.services import ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cavvy.capabilities.serving.call_rows import calls_of
-from cavvy.domain.queued_calls import IDS_KEPT, CallState, QueuedCall
+from cavvy.capabilities.serving.queued_calls import IDS_KEPT, CallState, QueuedCall
 from cavvy.domain.values import replace
 from cavvy.store.base import RowNotFound, StaleVersion
 from cavvy.store.sql import Store

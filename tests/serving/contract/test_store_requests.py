@@ -10,12 +10,13 @@ from typing import cast
 import pytest
 from tests.contract.store_suite import NOW, after, begin, make_charge, submit
 
+from cavvy.capabilities.serving.bill_rows import bills_of
+from cavvy.capabilities.serving.bills import KeyWork, RequestWork, name_api
 from cavvy.capabilities.serving.control.request_bills import COUNTED_SINCE, RequestBills
 from cavvy.control.budgets import post_discounts
 from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.jobs import Attempt, AttemptPhase
-from cavvy.domain.ledger import QuantityUnit
-from cavvy.domain.request_bills import KeyWork, RequestWork, TokenUse, name_api
+from cavvy.domain.ledger import QuantityUnit, TokenUse
 from cavvy.domain.services import (
     FallbackApi,
     FallbackRule,
@@ -27,6 +28,7 @@ from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, LedgerFilter, StaleVersion
+from cavvy.store.drivers import DatabaseSession
 from cavvy.store.sql import Store
 
 ALL = LedgerFilter()
@@ -119,9 +121,9 @@ async def test_requests_cold_start_and_idle_add_up_to_the_bill(store: Store) -> 
     await bills.divide(service, tell(None), after(150), last=True)
     done = replace(attempt, phase=AttemptPhase.ENDED, ended_at=after(150))
     await store.commit(AtomicWrite(attempts=[done]))
-    assert await store.meters.late_replicas() == []
+    assert await bills_of(store).late_replicas() == []
     await store.commit(AtomicWrite(charges=[make_charge(attempt, 1400, until=140)]))
-    assert await store.meters.late_replicas() == ["r1"]
+    assert await bills_of(store).late_replicas() == ["r1"]
     await bills.sweep()
     found = await sums(store, "kind")
     assert found["idle",] + found["request",] + found["cold start",] == 1400
@@ -192,10 +194,10 @@ async def test_bills_from_before_requests_were_counted_stay_as_they_were(store: 
     charges = [make_charge(attempt, 1000, until=100), make_charge(old, 500, until=50)]
     await store.commit(AtomicWrite(charges=charges, attempts=[ended]))
     bills, service = RequestBills(store), make_service(replica)
-    assert await store.meters.late_replicas() == ["old"]
+    assert await bills_of(store).late_replicas() == ["old"]
     await bills.sweep()
     await bills.divide(service, tell(work(r1={"k1": 3.0})), after(100))
-    assert await store.meters.late_replicas() == []
+    assert await bills_of(store).late_replicas() == []
     assert await sums(store, "kind") == {("node",): 1500}
     await store.commit(AtomicWrite(charges=[make_charge(attempt, 1200, until=200)]))
     await bills.divide(service, tell(work(r1={"k1": 28.0})), after(200))
@@ -205,26 +207,21 @@ async def test_bills_from_before_requests_were_counted_stay_as_they_were(store: 
     assert (await sums(store))[()] == 1600
 
 
-class _LosingMeters:
+class LosingStore:
     """Loses the reply of a write, or refuses it, as a server that is killed does."""
 
     def __init__(self, store: Store, dice: random.Random) -> None:
-        self._store, self._dice = store, dice
+        read, write = store.database
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._store.meters, name)
+        async def lose(change: Callable[[DatabaseSession], object]) -> object:
+            if dice.random() < 0.2:
+                raise ConnectionError("killed before the write")
+            done = await write(change)
+            if dice.random() < 0.2:
+                raise ConnectionError("killed after the write")
+            return done
 
-    async def divide(self, *given: object) -> None:
-        if self._dice.random() < 0.2:
-            raise ConnectionError("killed before the write")
-        await self._store.meters.divide(*given)  # type: ignore[arg-type]  # passed on
-        if self._dice.random() < 0.2:
-            raise ConnectionError("killed after the write")
-
-
-class LosingStore:
-    def __init__(self, store: Store, dice: random.Random) -> None:
-        self.meters = _LosingMeters(store, dice)
+        self.database = read, lose
         self.fact = store.fact
 
 
@@ -357,13 +354,13 @@ async def test_a_service_waits_for_the_bills_of_its_replicas(store: Store) -> No
 async def test_a_division_begins_with_the_last_one(store: Store) -> None:
     replica, attempt = await start(store, "r1")
     await store.commit(AtomicWrite(charges=[make_charge(attempt, 1001, until=100)]))
-    (bill,) = await store.meters.replica_bills([replica.id])
+    (bill,) = await bills_of(store).list([replica.id])
     assert (bill.until - bill.since, bill.divided) == (timedelta(seconds=100), None)
     await RequestBills(store).divide(make_service(replica), tell(None), after(100), last=True)
-    (again,) = await store.meters.replica_bills([replica.id])
+    (again,) = await bills_of(store).list([replica.id])
     assert again.divided is not None
     with pytest.raises(StaleVersion):
-        await store.meters.divide(replace(again.divided, version=0), {}, {})
+        await bills_of(store).divide(replace(again.divided, version=0), {}, {})
     assert (again.divided.version, len(await store.ledger_lines(ALL))) == (1, 4)
 
 

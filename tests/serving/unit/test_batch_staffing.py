@@ -9,7 +9,7 @@ import pytest
 
 from cavvy.capabilities.serving.autoscaler.load import ServiceLoad, count_for_wait
 from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms
-from cavvy.domain.service_loads import BatchFit
+from cavvy.capabilities.serving.loads import BatchFit
 from cavvy.domain.values import replace
 
 FIT = BatchFit(slope_s=0.005, base_s=0.2, most=32)

@@ -26,10 +26,10 @@ from cavvy.capabilities.serving.decide.service import (
     make_replica_task,
     order_replica,
 )
+from cavvy.capabilities.serving.loads import PlaceLoad, PlaceLoads
 from cavvy.control.decide.task_places import place_in_regions
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.service_loads import PlaceLoad, PlaceLoads
 from cavvy.domain.services import ReplicaCount, ReplicaState, ServiceReplica, ServingMarket
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import ResourceSpec

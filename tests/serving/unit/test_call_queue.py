@@ -8,9 +8,9 @@ from cavvy.capabilities.serving.call_rows import calls_of
 from cavvy.capabilities.serving.control.call_queue import CallQueue
 from cavvy.capabilities.serving.control.front import ServingParts
 from cavvy.capabilities.serving.control.reconciler import service_key
+from cavvy.capabilities.serving.queued_calls import CallAnswer, CallState, QueuedCall
 from cavvy.control.clock import WallClock
 from cavvy.control.worklist import calls_key
-from cavvy.domain.queued_calls import CallAnswer, CallState, QueuedCall
 from cavvy.domain.services import CronTrigger, EventTrigger, ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec

@@ -20,7 +20,7 @@ from cavvy.capabilities.serving.decide.webhook_calls import (
     calls_for_request,
     find_challenge,
 )
-from cavvy.domain.queued_calls import CallState
+from cavvy.capabilities.serving.queued_calls import CallState
 from cavvy.domain.services import WebhookSignature, WebhookTrigger
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec

@@ -6,18 +6,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.capabilities.serving.decide.request_costs import Division, divide_bill
-from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
-from cavvy.capabilities.serving.gateway.work import ReplicaWork
-from cavvy.domain.ledger import EntryKind, QuantityUnit
-from cavvy.domain.request_bills import (
+from cavvy.capabilities.serving.bills import (
     DividedBill,
     KeyWork,
     ReplicaBill,
     RequestCounts,
-    TokenUse,
     share_counts,
 )
+from cavvy.capabilities.serving.decide.request_costs import Division, divide_bill
+from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
+from cavvy.capabilities.serving.gateway.work import ReplicaWork
+from cavvy.domain.ledger import EntryKind, QuantityUnit, TokenUse
 from cavvy.domain.units import HourlyRate
 
 T0 = datetime(2026, 11, 1, tzinfo=UTC)

@@ -5,14 +5,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cavvy.capabilities.serving.bills import KeyWork, merge_work
 from cavvy.capabilities.serving.decide.traffic import (
     GatewayCount,
     GatewayTotals,
     ServiceTraffic,
     add_reports,
 )
-from cavvy.domain.request_bills import KeyWork, merge_work
-from cavvy.domain.service_loads import BatchFit, PlaceLoad, PromptSums
+from cavvy.capabilities.serving.loads import BatchFit, PlaceLoad, PromptSums
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 
 

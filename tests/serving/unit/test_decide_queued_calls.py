@@ -13,16 +13,15 @@ from cavvy.capabilities.serving.decide.queued_calls import (
     revive,
     settle,
 )
-from cavvy.control.share import lease_of
-from cavvy.control.worklist import calls_key
-from cavvy.domain.queued_calls import (
+from cavvy.capabilities.serving.queued_calls import (
     MOST_BYTES,
     CallAnswer,
     CallState,
     QueuedCall,
     StoredObject,
-    names_parent,
 )
+from cavvy.control.share import lease_of
+from cavvy.control.worklist import calls_key
 from cavvy.domain.services import (
     BatchRule,
     EventTrigger,
@@ -33,6 +32,7 @@ from cavvy.domain.services import (
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
+from cavvy.spec.fields.places import names_parent
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 TERMS = QueueTerms(attempts=3, backoff=timedelta(seconds=10))

@@ -19,9 +19,9 @@ from cavvy.capabilities.serving.decide.service import (
     state_of,
 )
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, make_terms, observe, scale
+from cavvy.capabilities.serving.loads import BatchFit
 from cavvy.control.decide.budgets import ServiceStop
 from cavvy.domain.jobs import JobPhase
-from cavvy.domain.service_loads import BatchFit
 from cavvy.domain.services import (
     DEFAULT_AVAILABILITY,
     ReadinessProbe,

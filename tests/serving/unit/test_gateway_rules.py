@@ -32,7 +32,7 @@ from cavvy.capabilities.serving.gateway.model_route import ModelRoutes, read_mod
 from cavvy.capabilities.serving.gateway.own_values import OwnValues, describe_owner
 from cavvy.capabilities.serving.gateway.rates import ServiceRates, TokenBucket
 from cavvy.capabilities.serving.gateway.statistics import estimate_retry_s
-from cavvy.domain.service_loads import bucket_of, find_quantile, upper_bound_of
+from cavvy.capabilities.serving.loads import bucket_of, find_quantile, upper_bound_of
 
 
 class SecondOpinion:

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from cavvy.capabilities.serving.bills import KeyWork, merge_counts
 from cavvy.capabilities.serving.gateway.client_keys import KeyLimit, make_limits
 from cavvy.capabilities.serving.gateway.config import ClientKey
 from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts, read_work
 from cavvy.capabilities.serving.gateway.token_meter import _WholeEvents
 from cavvy.capabilities.serving.gateway.token_usage import GENERATE, LLAMA, USAGE, UsageReader
-from cavvy.domain.request_bills import KeyWork, TokenUse, combine_tokens, merge_counts
+from cavvy.domain.ledger import TokenUse, combine_tokens
 
 OPENAI = {
     **{"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13},

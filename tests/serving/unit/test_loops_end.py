@@ -32,11 +32,11 @@ from cavvy.capabilities.serving.autoscaler.terms import (
     ServiceObservation,
 )
 from cavvy.capabilities.serving.decide.traffic import _spread
+from cavvy.capabilities.serving.loads import TokenTimes
 from cavvy.catalog.tables import find_name
 from cavvy.control.decide.canary import NullDistribution, add, draw_normal, find_bound
 from cavvy.costs.reconcile import _days
 from cavvy.domain.allocations import Host
-from cavvy.domain.service_loads import TokenTimes
 from cavvy.domain.services import LatencyGoal
 from cavvy.domain.shares import HeldShare, QueueRow
 from cavvy.domain.tasks import ResourceSpec, TaskSpec

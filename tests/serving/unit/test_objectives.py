@@ -24,9 +24,9 @@ from cavvy.capabilities.serving.decide.traffic import (
 from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
 from cavvy.capabilities.serving.gateway.token_meter import AnswerTimes, FirstToken
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
+from cavvy.capabilities.serving.loads import TokenTimes
 from cavvy.capabilities.serving.services_command import _show_objective, _show_speed
 from cavvy.client.service_wire import ObjectiveView, TokenSpeedView
-from cavvy.domain.service_loads import TokenTimes
 from cavvy.domain.services import LatencyGoal, ReplicaRole
 from cavvy.domain.values import replace
 from cavvy.spec import SpecError

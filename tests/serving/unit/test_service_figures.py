@@ -9,8 +9,8 @@ from cavvy.capabilities.serving.decide.service_figures import (
     make_block,
 )
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
+from cavvy.capabilities.serving.loads import TokenTimes, bucket_of
 from cavvy.domain.figures import FigureBlock
-from cavvy.domain.service_loads import TokenTimes, bucket_of
 from cavvy.domain.services import ReplicaState, ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace

@@ -32,10 +32,9 @@ from cavvy.domain.jobs import (
     SentData,
     SentKind,
 )
-from cavvy.domain.ledger import EnergyUse
+from cavvy.domain.ledger import EnergyUse, TokenUse
 from cavvy.domain.machines import MachineStatus
 from cavvy.domain.markets import Observation
-from cavvy.domain.request_bills import TokenUse
 from cavvy.domain.units import Money
 from cavvy.planner.deadline.forecast import Forecast
 from cavvy.planner.markets import MarketRecord

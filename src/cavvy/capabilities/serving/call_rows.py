@@ -9,7 +9,7 @@ from datetime import datetime
 
 import msgspec
 
-from cavvy.domain.queued_calls import BUCKET, IDS_KEPT, CallState, QueuedCall
+from cavvy.capabilities.serving.queued_calls import BUCKET, IDS_KEPT, CallState, QueuedCall
 from cavvy.domain.values import replace
 from cavvy.store.base import RowNotFound, StaleVersion
 from cavvy.store.documents import encode, to_micros

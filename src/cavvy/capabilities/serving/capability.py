@@ -96,6 +96,6 @@ CAPABILITY = Capability(
         ConsoleAction("/services/{project}/{name}/retry", f"{_HERE}.pages:retry"),
         ConsoleAction("/services/{project}/{name}/calls/{call}/retry", f"{_HERE}.pages:retry_one"),
     ),
-    tables=OwnTables(_HERE),
+    tables=OwnTables(_HERE, of_attempts=("divided_bills",)),
     reconcilers=(f"{_HERE}.keeper:Serving",),
 )

@@ -6,7 +6,6 @@ the paths, headers and bodies of HTTP requests.
 import re
 from urllib.parse import unquote, urlsplit
 
-from cavvy.domain.queued_calls import names_parent
 from cavvy.domain.tasks import URL_SCHEMES
 from cavvy.spec.fields.kinds import WrongValue, filled
 from cavvy.spec.problems import listed, shown
@@ -40,6 +39,11 @@ _SYSTEM = frozenset(
         "/run",
     ]
 )
+
+
+def names_parent(path: str) -> bool:
+    """Return whether a path contains the segment `..`, which could lead to another service."""
+    return ".." in unquote(path).replace("\\", "/").partition("?")[0].split("/")
 
 
 def read_source(text: str) -> str:

@@ -64,7 +64,7 @@ from cavvy.capabilities.serving.autoscaler.terms import (
     ScalingTerms,
     ServiceObservation,
 )
-from cavvy.domain.service_loads import TokenTimes
+from cavvy.capabilities.serving.loads import TokenTimes
 from cavvy.domain.services import TargetKind
 from cavvy.domain.values import Struct, field, replace
 

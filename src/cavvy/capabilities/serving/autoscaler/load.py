@@ -10,7 +10,7 @@ from cavvy.capabilities.serving.autoscaler.terms import (
     ScalingWeights,
     ServiceObservation,
 )
-from cavvy.domain.service_loads import BatchFit, PromptSums
+from cavvy.capabilities.serving.loads import BatchFit, PromptSums
 from cavvy.domain.services import TargetKind
 from cavvy.domain.values import Struct, asdict, combine, replace
 

@@ -26,7 +26,7 @@ from statistics import NormalDist
 
 from cavvy.capabilities.serving.autoscaler.load import ServiceLoad, find_late_share
 from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms
-from cavvy.domain.service_loads import TokenTimes
+from cavvy.capabilities.serving.loads import TokenTimes
 from cavvy.domain.services import LatencyGoal, ReplicaRole
 from cavvy.domain.values import Struct, replace
 

@@ -3,7 +3,7 @@ the rule, the facts observed at one moment, and the decisions."""
 
 from enum import StrEnum
 
-from cavvy.domain.service_loads import BatchFit, PromptSums, TokenTimes
+from cavvy.capabilities.serving.loads import BatchFit, PromptSums, TokenTimes
 from cavvy.domain.services import DEFAULT_AVAILABILITY, LatencyGoal, ReplicaRole, TargetKind
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct

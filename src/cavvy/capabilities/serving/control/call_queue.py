@@ -33,10 +33,16 @@ from cavvy.capabilities.serving.decide.webhook_calls import (
     find_challenge,
     verify,
 )
+from cavvy.capabilities.serving.queued_calls import (
+    MOST_BYTES,
+    CallAnswer,
+    CallState,
+    QueuedCall,
+    StoredObject,
+)
 from cavvy.control.agents.transfers import Transfers
 from cavvy.control.clock import ControlClock
 from cavvy.control.worklist import calls_key
-from cavvy.domain.queued_calls import MOST_BYTES, CallAnswer, CallState, QueuedCall, StoredObject
 from cavvy.domain.services import CronTrigger, EventTrigger, WebhookTrigger
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, replace

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Protocol
 
+from cavvy.capabilities.serving.bills import RequestWork
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
+from cavvy.capabilities.serving.queued_calls import CallAnswer, QueuedCall
 from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.job_service import JobService
 from cavvy.control.provider_pool import ProviderPool
-from cavvy.domain.queued_calls import CallAnswer, QueuedCall
-from cavvy.domain.request_bills import RequestWork
 from cavvy.domain.services import ServiceReplica
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct

@@ -4,16 +4,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from cavvy.capabilities.serving.decide.request_costs import (
-    Division,
-    bill_api,
-    divide_bill,
-    keep_undivided,
-)
-from cavvy.control.decide.bills import ACCRUE
-from cavvy.domain.jobs import AttemptPhase
-from cavvy.domain.ledger import LedgerSubject
-from cavvy.domain.request_bills import (
+from cavvy.capabilities.serving.bill_rows import bills_of
+from cavvy.capabilities.serving.bills import (
     KeyWork,
     ReplicaBill,
     RequestCounts,
@@ -23,6 +15,15 @@ from cavvy.domain.request_bills import (
     name_api_bill,
     share_counts,
 )
+from cavvy.capabilities.serving.decide.request_costs import (
+    Division,
+    bill_api,
+    divide_bill,
+    keep_undivided,
+)
+from cavvy.control.decide.bills import ACCRUE
+from cavvy.domain.jobs import AttemptPhase
+from cavvy.domain.ledger import LedgerSubject
 from cavvy.domain.services import (
     SERVICE_TAG,
     FallbackApi,
@@ -53,7 +54,7 @@ class RequestBills:
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        self._store, self._rows = store, bills_of(store)
         # the cost of replicas according to their newest charges
         self.rates: dict[str, HourlyRate] = {}
         self._replicas: dict[str, dict[str, ServiceReplica]] = {}  # by the ID of the service
@@ -97,7 +98,7 @@ class RequestBills:
         if not last and not due:
             return
         # the counts are read after the bills: those of a replica that has ended are then complete
-        bills = await self._store.meters.replica_bills(list(known))
+        bills = await self._rows.list(list(known))
         work = await read()
         if work is None and not last:
             return
@@ -121,7 +122,7 @@ class RequestBills:
         known = self._replicas[service.id]
         # a server that was killed may not have divided the bills of replicas that ended meanwhile
         others = {replica for counts in work.values() for replica in counts} - known.keys()
-        for bill in (*bills, *await self._store.meters.replica_bills(sorted(others))):
+        for bill in (*bills, *await self._rows.list(sorted(others))):
             replica = known.get(bill.job_id)
             if replica is not None:
                 self.rates[bill.job_id] = bill.rate
@@ -156,14 +157,14 @@ class RequestBills:
             instance_type=api.model,
             tags={**service.task.tags, SERVICE_TAG: service.name},  # as those of its replicas
         )
-        before = await self._store.meters.division(subject.id)
+        before = await self._rows.division(subject.id)
         since = max(service.created_at, now - ACCRUE) if before is None else before.until
         bill = bill_api(subject.id, api.prices, counts, before, (since, now))
         if bill is None:
             return
         keys = await self._name_keys(service, bill.tokens)
         with suppress(StaleVersion):  # another server has billed these requests first
-            await self._store.meters.divide(bill.divided, bill.postings, keys, bill.tokens, subject)
+            await self._rows.divide(bill.divided, bill.postings, keys, bill.tokens, subject)
 
     async def is_billed(self, service: StoredService, now: datetime) -> bool:
         """Return whether the bills of the service's replicas, which have all ended, are complete. A
@@ -186,11 +187,11 @@ class RequestBills:
 
     async def sweep(self) -> None:
         """Divide amounts that were added to the bills of ended replicas, such as late charges."""
-        await self._divide_late(await self._store.meters.late_replicas())
+        await self._divide_late(await self._rows.late_replicas())
 
     async def _divide_late(self, jobs: Sequence[str]) -> None:
         """Divide what is still undivided in the bills of replicas whose service has ended."""
-        for bill in await self._store.meters.replica_bills(jobs):
+        for bill in await self._rows.list(jobs):
             await self._divide(bill, None, None, {}, final=True, earlier={})
 
     async def _divide(
@@ -219,9 +220,7 @@ class RequestBills:
             used = {**division.postings, **division.tokens}
             keys = {} if service is None else await self._name_keys(service, used)
             with suppress(StaleVersion):  # another server has divided the bills first
-                await self._store.meters.divide(
-                    division.divided, division.postings, keys, division.tokens
-                )
+                await self._rows.divide(division.divided, division.postings, keys, division.tokens)
 
     async def _name_keys(self, service: StoredService, used: Iterable[str]) -> Mapping[str, str]:
         """Return the labels of keys by their IDs. Requests for which the service is a fallback have

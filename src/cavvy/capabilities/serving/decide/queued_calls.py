@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from cavvy.capabilities.serving.cloud_events import STRUCTURED, EventAttributes, to_headers, to_time
-from cavvy.domain.queued_calls import (
+from cavvy.capabilities.serving.queued_calls import (
     BUCKET,
     MOST_BYTES,
     CallAnswer,

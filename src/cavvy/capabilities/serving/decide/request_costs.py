@@ -14,22 +14,22 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from operator import add
 
+from cavvy.capabilities.serving.bills import (
+    DividedBill,
+    KeyWork,
+    ReplicaBill,
+    RequestCounts,
+    merge_counts,
+)
 from cavvy.domain.ledger import (
     REQUEST_LINE,
     EntryKind,
     EntrySource,
     LedgerPosting,
     QuantityUnit,
-    split_months,
-)
-from cavvy.domain.request_bills import (
-    DividedBill,
-    KeyWork,
-    ReplicaBill,
-    RequestCounts,
     TokenUse,
     combine_tokens,
-    merge_counts,
+    split_months,
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, field, replace

@@ -29,11 +29,11 @@ from cavvy.capabilities.serving.decide.replica_markets import (
     narrow,
     place_of,
 )
+from cavvy.capabilities.serving.loads import PlaceLoads
 from cavvy.control.decide.budgets import ServiceStop
 from cavvy.control.decide.task_places import place_in_regions
 from cavvy.domain.jobs import JOB_ENDS, JobPhase
 from cavvy.domain.offers import Offer
-from cavvy.domain.service_loads import PlaceLoads
 from cavvy.domain.service_updates import RevisionTraffic
 from cavvy.domain.services import (
     COMING_REPLICAS,

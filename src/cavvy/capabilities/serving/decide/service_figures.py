@@ -13,8 +13,8 @@ from math import nan
 import msgspec
 
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, find_former
+from cavvy.capabilities.serving.loads import find_quantile
 from cavvy.domain.figures import FigureBlock, FigureColumns
-from cavvy.domain.service_loads import find_quantile
 from cavvy.domain.services import ReplicaState, ServiceLevel
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, combine, field, replace

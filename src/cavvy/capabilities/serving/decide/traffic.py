@@ -15,9 +15,9 @@ from cavvy.capabilities.serving.autoscaler.terms import (
     ScalingTerms,
     ServiceObservation,
 )
+from cavvy.capabilities.serving.bills import RequestWork, merge_work
 from cavvy.capabilities.serving.decide.replica_markets import ANYWHERE, market_of
-from cavvy.domain.request_bills import RequestWork, merge_work
-from cavvy.domain.service_loads import BatchFit, PlaceLoad, PlaceLoads, PromptSums, TokenTimes
+from cavvy.capabilities.serving.loads import BatchFit, PlaceLoad, PlaceLoads, PromptSums, TokenTimes
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 from cavvy.domain.services import (
     COMING_REPLICAS,

@@ -30,7 +30,7 @@ from cavvy.capabilities.serving.cloud_events import (
     to_headers,
     to_time,
 )
-from cavvy.domain.queued_calls import IDS_KEPT, CallState, QueuedCall
+from cavvy.capabilities.serving.queued_calls import IDS_KEPT, CallState, QueuedCall
 from cavvy.domain.services import WebhookSignature, WebhookTrigger
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import is_whole

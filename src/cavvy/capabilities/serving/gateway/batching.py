@@ -24,7 +24,7 @@ from math import ceil, inf, sqrt
 
 import msgspec
 
-from cavvy.domain.service_loads import BatchFit
+from cavvy.capabilities.serving.loads import BatchFit
 from cavvy.domain.values import Struct
 
 _KEEP = 0.98  # the weight of a batch falls to a third within fifty batches

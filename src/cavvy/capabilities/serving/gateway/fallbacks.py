@@ -34,7 +34,7 @@ from cavvy.capabilities.serving.gateway.seams import ClientRequest, PassingSink,
 from cavvy.capabilities.serving.gateway.service_queue import ServiceQueue
 from cavvy.capabilities.serving.gateway.token_meter import EngineTerms, TokenMeter
 from cavvy.capabilities.serving.gateway.upstream import PoolOwner, ReplicaPool, UpstreamConnection
-from cavvy.domain.request_bills import TokenUse
+from cavvy.domain.ledger import TokenUse
 from cavvy.http_client import TargetDenied, list_allowed
 
 SERVED_BY = b"Cavvy-Served-By"

@@ -28,7 +28,8 @@ from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
-from cavvy.domain.request_bills import KeyWork, RequestWork, TokenUse
+from cavvy.capabilities.serving.bills import KeyWork, RequestWork
+from cavvy.domain.ledger import TokenUse
 from cavvy.domain.values import replace
 
 _SLOT = 256

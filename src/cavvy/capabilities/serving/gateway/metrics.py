@@ -16,14 +16,14 @@ from cavvy.capabilities.serving.gateway.config import GatewayConfigError, Metric
 from cavvy.capabilities.serving.gateway.door import Door
 from cavvy.capabilities.serving.gateway.service_queue import ServiceQueue
 from cavvy.capabilities.serving.gateway.statistics import ServiceFacts
-from cavvy.domain.service_loads import upper_bound_of
+from cavvy.capabilities.serving.loads import upper_bound_of
 from cavvy.server.addresses import explain_address
 from cavvy.telemetry import Figures, MetricsMissing, write_metrics
 
 _HEAD_BYTES = 8192
 _EXCHANGE_S = 10.0  # for a reader to send its request, and to read the answer
 _READERS = 8  # at the same time; others are cut off
-# upper bounds of latencies in microseconds: each is that of a bucket of `service_loads.bucket_of`
+# upper bounds of latencies in microseconds: each is that of a bucket of `loads.bucket_of`
 _BOUNDS_US = tuple(1 << power for power in range(10, 30))
 _PLAIN = "text/plain; charset=utf-8"
 

@@ -10,7 +10,7 @@ from cavvy.capabilities.serving.gateway.client_keys import KeyLimit
 from cavvy.capabilities.serving.gateway.heads import RequestHead, ResponseHead
 from cavvy.capabilities.serving.gateway.own_answers import Answer, OwnAnswer
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
-from cavvy.domain.request_bills import TokenUse
+from cavvy.domain.ledger import TokenUse
 
 
 class ResponseSink(Protocol):

@@ -13,6 +13,7 @@ from operator import add
 from pathlib import Path
 from time import monotonic, time
 
+from cavvy.capabilities.serving.bills import KeyWork
 from cavvy.capabilities.serving.gateway.adapters import (
     APIS,
     LoadTimes,
@@ -61,8 +62,8 @@ from cavvy.capabilities.serving.gateway.statistics import (
 from cavvy.capabilities.serving.gateway.token_meter import EngineTerms
 from cavvy.capabilities.serving.gateway.upstream import PoolOwner, ReplicaPool
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
-from cavvy.domain.request_bills import KeyWork, TokenUse
-from cavvy.domain.service_loads import find_quantile, write_places
+from cavvy.capabilities.serving.loads import find_quantile, write_places
+from cavvy.domain.ledger import TokenUse
 from cavvy.domain.values import replace
 
 _NO_SERVICE = OwnAnswer(404, AnswerCode.NO_SERVICE, "the service was removed")

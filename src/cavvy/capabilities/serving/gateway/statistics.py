@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from secrets import token_hex
 from time import monotonic, time
 
+from cavvy.capabilities.serving.bills import KeyWork
 from cavvy.capabilities.serving.gateway.batching import BatchTimes
-from cavvy.domain.request_bills import KeyWork
-from cavvy.domain.service_loads import (
+from cavvy.capabilities.serving.loads import (
     BatchFit,
     PlaceLoad,
     PlaceLoads,

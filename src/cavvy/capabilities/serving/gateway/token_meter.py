@@ -48,8 +48,8 @@ from cavvy.capabilities.serving.gateway.token_usage import (
     UsageReader,
 )
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
-from cavvy.domain.request_bills import TokenUse
-from cavvy.domain.service_loads import TokenTimes
+from cavvy.capabilities.serving.loads import TokenTimes
+from cavvy.domain.ledger import TokenUse
 from cavvy.domain.values import Struct
 
 _OPTIONS = b'"stream_options":{"include_usage":true},'

@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-from cavvy.domain.request_bills import TokenUse
+from cavvy.domain.ledger import TokenUse
 
 USAGE = b'"usage'
 LLAMA = b'"tokens_evaluated"'  # of llama.cpp's own routes

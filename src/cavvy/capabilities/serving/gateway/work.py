@@ -10,8 +10,9 @@ batch, a request with k instances counts as k requests.
 from collections.abc import Mapping
 from operator import add
 
+from cavvy.capabilities.serving.bills import KeyWork
 from cavvy.capabilities.serving.gateway.kept_counts import Count, KeptCounts, TokenCount
-from cavvy.domain.request_bills import KeyWork, TokenUse
+from cavvy.domain.ledger import TokenUse
 
 
 class ReplicaWork:

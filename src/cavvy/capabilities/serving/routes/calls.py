@@ -28,17 +28,17 @@ from cavvy.capabilities.serving.control.call_queue import (
 )
 from cavvy.capabilities.serving.decide.webhook_calls import ALLOWED_ORIGIN, ALLOWED_RATE, grant
 from cavvy.capabilities.serving.keeper import find_requests
-from cavvy.capabilities.serving.routes.services import ServicePath
-from cavvy.client import queue_wire as wire
-from cavvy.client.queue_wire import DeliveryView
-from cavvy.domain.accounts import Permission
-from cavvy.domain.queued_calls import (
+from cavvy.capabilities.serving.queued_calls import (
     ID_PATTERN,
     MOST_BYTES,
     CallState,
     QueuedCall,
-    names_parent,
 )
+from cavvy.capabilities.serving.routes.services import ServicePath
+from cavvy.client import queue_wire as wire
+from cavvy.client.queue_wire import DeliveryView
+from cavvy.domain.accounts import Permission
+from cavvy.spec.fields.places import names_parent
 from cavvy.store.base import RowNotFound
 
 router = RouteGroup("services", prefix="/v1/projects/{project}/services/{name}/calls")

@@ -25,6 +25,8 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, in_query, name_user, require
 from cavvy.api.wire import view
 from cavvy.capabilities.serving.autoscaler.objectives import GoalEstimate
+from cavvy.capabilities.serving.bill_rows import bills_of
+from cavvy.capabilities.serving.bills import name_api, name_api_bill
 from cavvy.capabilities.serving.control.requests import (
     NameTaken,
     ServiceRequests,
@@ -38,6 +40,8 @@ from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, read_goals
 from cavvy.capabilities.serving.decide.update import as_revision, measure
 from cavvy.capabilities.serving.decide.webhook_calls import LEAST, is_usable
 from cavvy.capabilities.serving.keeper import find_requests
+from cavvy.capabilities.serving.loads import read_places
+from cavvy.capabilities.serving.queued_calls import CallState
 from cavvy.client import service_wire, wire
 from cavvy.client.addresses import name_host
 from cavvy.client.service_wire import (
@@ -62,9 +66,6 @@ from cavvy.control.decide.canary import CanaryTerms
 from cavvy.control.running_costs import sum_to_now
 from cavvy.domain.accounts import Permission
 from cavvy.domain.ledger import EntryKind
-from cavvy.domain.queued_calls import CallState
-from cavvy.domain.request_bills import name_api, name_api_bill
-from cavvy.domain.service_loads import read_places
 from cavvy.domain.service_updates import PROMOTED
 from cavvy.domain.services import (
     SERVING,
@@ -410,7 +411,7 @@ async def _view_fallback(
         name, model, spent = rule.service, rule.model, None
     else:
         fallback_id = name_api(api.url, api.model)
-        billed = await app_state.store.meters.division(name_api_bill(service.id, fallback_id))
+        billed = await bills_of(app_state.store).division(name_api_bill(service.id, fallback_id))
         moved = {} if billed is None else billed.moved
         name, model = api.host, api.model
         spent = None if api.prices is None else moved.get(EntryKind.REQUEST, 0)

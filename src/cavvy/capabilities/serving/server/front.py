@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 
 from cavvy.api.wire import view
+from cavvy.capabilities.serving.bills import RequestWork
 from cavvy.capabilities.serving.control.front import ProbeRecord
 from cavvy.capabilities.serving.decide.replica_groups import as_group, find_group, list_members
 from cavvy.capabilities.serving.decide.service import list_serving
@@ -32,6 +33,7 @@ from cavvy.capabilities.serving.gateway.control_socket import (
 from cavvy.capabilities.serving.gateway.haproxy.runtime import HaproxyRefused
 from cavvy.capabilities.serving.gateway.kept_counts import read_work
 from cavvy.capabilities.serving.gateway.statistics import ServiceFacts
+from cavvy.capabilities.serving.queued_calls import CallAnswer, QueuedCall
 from cavvy.capabilities.serving.server.gateway_child import (
     GatewayCaller,
     GatewayChild,
@@ -52,8 +54,6 @@ from cavvy.capabilities.serving.server.relays import ReplicaRelays
 from cavvy.capabilities.serving.server.router_members import RouterMembers, RouterTarget
 from cavvy.capabilities.serving.server.shared_traffic import SharedTraffic
 from cavvy.control.decide.task_places import stays_within
-from cavvy.domain.queued_calls import CallAnswer, QueuedCall
-from cavvy.domain.request_bills import RequestWork
 from cavvy.domain.services import ServiceReplica, ServiceSpec
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import has_api

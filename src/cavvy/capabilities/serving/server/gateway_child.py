@@ -27,9 +27,9 @@ from cavvy.api.tokens import hash_token
 from cavvy.capabilities.serving.gateway.client_keys import SERVICE_KEY
 from cavvy.capabilities.serving.gateway.config import ServiceRoute
 from cavvy.capabilities.serving.gateway.control_socket import ControlLine, ControlReply, StopGateway
+from cavvy.capabilities.serving.queued_calls import MOST_BYTES, CallAnswer, QueuedCall
 from cavvy.capabilities.serving.server.listener import ServiceListener
 from cavvy.client.state import write_private
-from cavvy.domain.queued_calls import MOST_BYTES, CallAnswer, QueuedCall
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.server.addresses import find_obstacle

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from cavvy.capabilities.serving.bills import name_api
 from cavvy.capabilities.serving.decide.replica_groups import count_room
 from cavvy.capabilities.serving.decide.service import is_canary
 from cavvy.capabilities.serving.decide.traffic import make_terms
@@ -24,7 +25,6 @@ from cavvy.capabilities.serving.gateway.config import (
     ServiceRoute,
 )
 from cavvy.control.decide.task_places import is_bound_to_places, list_possible_places, stays_within
-from cavvy.domain.request_bills import name_api
 from cavvy.domain.services import (
     AdapterRule,
     BatchRule,

@@ -25,6 +25,7 @@ from secrets import token_hex
 from signal import SIGKILL, SIGTERM, SIGUSR1
 from time import monotonic
 
+from cavvy.capabilities.serving.bills import KeyWork, RequestWork
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
 from cavvy.capabilities.serving.gateway.haproxy.configuration import (
@@ -46,7 +47,6 @@ from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
 from cavvy.capabilities.serving.gateway.own_values import OwnValues
 from cavvy.capabilities.serving.server.listener import ServiceListener
 from cavvy.client.state import write_private
-from cavvy.domain.request_bills import KeyWork, RequestWork
 from cavvy.domain.values import Struct, replace
 from cavvy.server.addresses import find_obstacle
 

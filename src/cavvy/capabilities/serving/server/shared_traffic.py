@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from cavvy.capabilities.serving.bills import KeyWork, RequestWork, merge_work
 from cavvy.capabilities.serving.decide.traffic import (
     GatewayCount,
     GatewayTotals,
@@ -14,7 +15,6 @@ from cavvy.capabilities.serving.decide.traffic import (
     add_reports,
 )
 from cavvy.control.share import WorkShare
-from cavvy.domain.request_bills import KeyWork, RequestWork, merge_work
 from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.store.base import StoreError

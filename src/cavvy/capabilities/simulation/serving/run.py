@@ -26,6 +26,7 @@ from cavvy.capabilities.serving.autoscaler.terms import (
     ScalingTerms,
     ServiceObservation,
 )
+from cavvy.capabilities.serving.loads import PromptSums, TokenTimes
 from cavvy.capabilities.simulation.serving.requests import RequestTrace
 from cavvy.capabilities.simulation.serving.rules import (
     LoadHistory,
@@ -39,7 +40,6 @@ from cavvy.capabilities.simulation.serving.service import (
     ServiceSetting,
     SimulatedService,
 )
-from cavvy.domain.service_loads import PromptSums, TokenTimes
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, combine
 

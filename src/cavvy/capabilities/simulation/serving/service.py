@@ -21,9 +21,9 @@ from random import Random
 from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
 from cavvy.capabilities.serving.gateway.token_meter import AnswerTimes, FirstToken
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
+from cavvy.capabilities.serving.loads import PromptSums, TokenTimes
 from cavvy.capabilities.simulation.serving.requests import RequestTrace, TokenSpeed
 from cavvy.capabilities.simulation.traces.readers import list_traces, read_series
-from cavvy.domain.service_loads import PromptSums, TokenTimes
 from cavvy.domain.values import Struct
 
 

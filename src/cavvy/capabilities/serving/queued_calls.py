@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from urllib.parse import unquote
 
 from cavvy.domain.values import Struct, field
 
@@ -14,11 +13,6 @@ BUCKET = "bucket"  # the source of calls that objects of buckets cause
 # https://cloud.google.com/pubsub/quotas. IDs of objects are kept: each listing has them again.
 IDS_KEPT = timedelta(days=60)
 ID_PATTERN = r"^[A-Za-z0-9._:-]{1,128}$"
-
-
-def names_parent(path: str) -> bool:
-    """Return whether a path contains the segment `..`, which could lead to another service."""
-    return ".." in unquote(path).replace("\\", "/").partition("?")[0].split("/")
 
 
 class CallState(StrEnum):

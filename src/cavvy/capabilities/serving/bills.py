@@ -1,39 +1,12 @@
 """The bills of replicas, and their division among the requests of their services."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from hashlib import sha256
 
-from cavvy.domain.ledger import EntryKind
+from cavvy.domain.ledger import EntryKind, TokenUse, combine_tokens
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, field
-
-
-class TokenUse(Struct, frozen=True, kw_only=True):
-    """Tokens of language models. `cached` is the part of `prompt` that the engine held in its
-    cache; `estimated` is the part of all tokens that the gateway estimated, because the engine did
-    not state them.
-    """
-
-    prompt: int = 0
-    cached: int = 0
-    completion: int = 0
-    estimated: int = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.prompt or self.completion)
-
-    def combine(self, of: Callable[[int, int], int], other: "TokenUse") -> "TokenUse":
-        """Combine each count with that of `other` by a function such as `max`."""
-        return TokenUse(
-            prompt=of(self.prompt, other.prompt),
-            cached=of(self.cached, other.cached),
-            completion=of(self.completion, other.completion),
-            estimated=of(self.estimated, other.estimated),
-        )
-
-
-_NO_TOKENS = TokenUse()
 
 
 def name_api(url: str, model: str) -> str:
@@ -107,15 +80,6 @@ def merge_counts(one: Mapping[str, KeyWork], other: Mapping[str, KeyWork]) -> di
             )
         found[key] = count
     return found
-
-
-def combine_tokens(
-    of: Callable[[int, int], int], one: Mapping[str, TokenUse], other: Mapping[str, TokenUse]
-) -> dict[str, TokenUse]:
-    """Combine the counts of each model by a function such as `max`."""
-    pairs = {model: (one.get(model, _NO_TOKENS), other.get(model, _NO_TOKENS)) for model in one}
-    pairs |= {model: (_NO_TOKENS, use) for model, use in other.items() if model not in one}
-    return {model: mine.combine(of, others) for model, (mine, others) in pairs.items()}
 
 
 class DividedBill(Struct, frozen=True, kw_only=True):
