@@ -14,7 +14,7 @@ from msgspec import structs
 from cavvy.cli.reach.arguments import read_seconds, scopes_option, show_scopes, within_option
 from cavvy.cli.reach.session import find_project_note, session
 from cavvy.cli.view import formatting
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
@@ -305,7 +305,7 @@ def use_project(name: str) -> None:
         write_contexts(default_home(), contexts.with_project(server, name))
     click.echo(f"commands on {server} use project {name} now")
     if (chosen := os.environ.get("CAVVY_PROJECT")) and chosen != name:
-        click.echo(f"note: CAVVY_PROJECT is set to {chosen}, overriding this choice", err=True)
+        note_out(f"CAVVY_PROJECT is set to {chosen}, overriding this choice")
 
 
 @project_command.command("list")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.task.load import param_option, read_any_task, read_params, task_argument
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, rows_out
 
@@ -83,7 +83,7 @@ def build(file: str, base: str, push: str | None, show: bool, param: tuple[str, 
     else:
         _build(engine, name, task, recipe, snapshot)
     for note in recipe.notes:
-        click.echo(f"note: {note}", err=True)
+        note_out(note)
     _show_layers(engine, name)
     if push:
         for argv in ([engine, "tag", name, push], [engine, "push", push]):

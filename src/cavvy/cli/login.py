@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.session import failures
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.named_files import read_named
@@ -298,4 +298,4 @@ def use_context(name: str) -> None:
     click.echo(f"commands use {name} now")
     chosen = os.environ.get("CAVVY_CONTEXT")
     if chosen and chosen != name:
-        click.echo(f"note: CAVVY_CONTEXT is set to {chosen}, overriding this choice", err=True)
+        note_out(f"CAVVY_CONTEXT is set to {chosen}, overriding this choice")

@@ -30,7 +30,7 @@ from cavvy.cli.reach.session import (
     session,
 )
 from cavvy.cli.reach.waiting import wait_for_all
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.formatting import ENDED, show_clock, show_time
 from cavvy.cli.view.groups import NameArgument
 from cavvy.cli.view.job_output import JobOutput
@@ -342,7 +342,7 @@ class _Histories:
         self.look(found)
         if isinstance(found, ArrayDetail) and len(found.jobs) > MOST_HISTORIES:
             count = f"the first {MOST_HISTORIES} of {len(found.jobs):,} jobs"
-            click.echo(f"note: {count}; name a job, such as {found.jobs[-1].name}", err=True)
+            note_out(f"{count}; name a job, such as {found.jobs[-1].name}")
 
     def look(self, found: "ArrayDetail | ServedView") -> None:
         """Take the jobs as they are now."""

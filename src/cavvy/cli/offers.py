@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.cli.reach.arguments import complete_gpus, complete_regions, providers_option
+from cavvy.cli.view.failure import note_out
 from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 from cavvy.domain.offers import list_sellers
@@ -219,7 +220,7 @@ def _ask_configured(snapshot: "CatalogSnapshot", need: "ResourceSpec", ready: bo
     listed = {provider for provider, _, _ in snapshot.regions()}
     market = ask_market(None if ready else list_sellers(need.providers) or listed)
     for problem in market.list_problems(need):
-        click.echo(f"note: {problem}", err=True)
+        note_out(problem)
     return market
 
 

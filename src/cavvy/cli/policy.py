@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cavvy.cli.reach.session import call_server, find_project_note, project_option, session
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out, text_out
 
@@ -155,16 +155,15 @@ def set_policy(
         begin = client.server().removes_old_from if changes.get("keep_jobs_days") else None
     click.echo(f"the policy of {_say(where)} is set")
     if exceeded:
-        click.echo(f"note: {exceeded}", err=True)
+        note_out(exceeded)
     if note:
         click.echo(note, err=True)
     _note_unknown(changes.get("regions", ()))
     if days := changes.get("keep_jobs_days"):
         when = f"from {begin:%Y-%m-%d %H:%M} UTC on" if begin else "within hours"
-        click.echo(
-            f"note: the server will remove jobs that ended more than {format_count(days, 'day')} "
-            f"ago, with their logs and checkpoints, {when}; their costs stay",
-            err=True,
+        note_out(
+            f"the server will remove jobs that ended more than {format_count(days, 'day')} "
+            f"ago, with their logs and checkpoints, {when}; their costs stay"
         )
 
 
@@ -274,10 +273,9 @@ def _note_unknown(regions: Sequence[str]) -> None:
         listed = [(provider, region) for provider, region, _ in snapshot.regions()]
     for name in regions:
         if not is_known_place(name) and not any(is_region(name, *each, None) for each in listed):
-            click.echo(
-                f"note: the catalog has no region {name!r}; jobs can start only if a provider that "
-                "is not in the catalog has this region",
-                err=True,
+            note_out(
+                f"the catalog has no region {name!r}; jobs can start only if a provider that "
+                "is not in the catalog has this region"
             )
 
 

@@ -10,7 +10,7 @@ from cavvy.cli.reach.arguments import pool_argument
 from cavvy.cli.reach.session import any_project_option, call_server, named, project_option, session
 from cavvy.cli.task.load import yes_option
 from cavvy.cli.view import formatting
-from cavvy.cli.view.failure import CommandFailure, confirm
+from cavvy.cli.view.failure import CommandFailure, confirm, note_out
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
 
@@ -62,7 +62,7 @@ def apply(file: str, project: str, yes: bool) -> None:
         click.echo(f"pool {pool.name} has {_say_size(pool)}; idle nodes stay {_say_idle(pool)}")
         click.echo(f"run a job in it: cavvy run --pool {pool.name} FILE")
     if pool.problem:
-        click.echo(f"note: the pool can have no nodes now: {pool.problem}", err=True)
+        note_out(f"the pool can have no nodes now: {pool.problem}")
 
 
 @command.command("list")

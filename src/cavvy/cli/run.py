@@ -9,7 +9,7 @@ from cavvy.cli.reach.session import detach_option, named, session, task_project
 from cavvy.cli.task.load import param_option, read_params, read_tasks, yes_option
 from cavvy.cli.task.options import add_array, list_files, task_options
 from cavvy.cli.task.programs import ProgramCommand
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def command(
             return
         if dry_run:
             for note in loaded.source.notes:
-                click.echo(f"note: {note}", err=True)
+                note_out(note)
             _show(client, loaded, file, params, project, name)
             return
         from cavvy.cli.task.submission import submit_loaded
@@ -225,7 +225,7 @@ def _show_graph(client: "ApiClient", graph: "GraphFile") -> None:
         show_plan(with_rates(each.task, each.folder), graph.file)
         click.echo()
     if price := check_graph(client, graph):
-        click.echo(f"note: `cavvy run` asks for your consent first: {price}", err=True)
+        note_out(f"`cavvy run` asks for your consent first: {price}")
 
 
 def _chooses_service(file: str, params: dict[str, str], options: "ReadOptions") -> bool:
@@ -295,7 +295,7 @@ def _show(
     if refusal is not None:
         raise refusal
     if price:
-        click.echo(f"note: `cavvy run` asks for your consent first: {price}", err=True)
+        note_out(f"`cavvy run` asks for your consent first: {price}")
 
 
 def _print(client: "ApiClient", job: "Submitted", output: str) -> None:

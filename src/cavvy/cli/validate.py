@@ -11,7 +11,7 @@ import click
 
 from cavvy.cli.task.load import param_option, read_params
 from cavvy.cli.task.options import as_option
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def _validate(
             _explain(file, found)
             if refusal is not None:
                 click.echo(f"`cavvy run` would refuse this task: {refusal}")
-                click.echo(f"hint: {refusal.hint}" if refusal.hint else "", nl=bool(refusal.hint))
+                if refusal.hint:
+                    note_out(refusal.hint, "hint", err=False)
     if output == "json":
         from cavvy.cli.view.output import json_out
 
@@ -113,7 +114,7 @@ def _explain(file: str, found: "Translation") -> None:
     own = found.kind == "Cavvy"
     click.echo(f"{file} is valid." if own else f"{file} is a valid {found.kind} {found.what}.")
     if found.guess:
-        click.echo(f"note: {found.guess}")
+        note_out(found.guess, err=False)
     for number, task in enumerate(found.tasks):
         if number:
             click.echo()
@@ -121,11 +122,11 @@ def _explain(file: str, found: "Translation") -> None:
     for each in found.kept:
         click.echo(f"{'not supported' if each.refused else 'note'}: {each}")
     for note in found.notes:
-        click.echo(f"note: {note}")
+        note_out(note, err=False)
     if _serves(found) and found.refused:
         click.echo("`cavvy serve` would refuse this file.")
     elif _serves(found):
-        click.echo("note: `cavvy serve` starts this service; `cavvy run` would refuse the file.")
+        note_out("`cavvy serve` starts this service; `cavvy run` would refuse the file.", err=False)
     elif found.refused:
         plans = "" if found.task is None else "; `cavvy plan` works with it"
         click.echo(f"`cavvy run` would refuse this file{plans}.")

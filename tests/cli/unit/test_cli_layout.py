@@ -37,7 +37,13 @@ import cavvy.cli
 from cavvy.cli.main import cli
 from cavvy.cli.reach import usage
 from cavvy.cli.view import layout
-from cavvy.cli.view.layout import TableColumn, choose_widths, row_lines, text_width
+from cavvy.cli.view.layout import (
+    TableColumn,
+    choose_widths,
+    row_lines,
+    text_width,
+    wrap_message,
+)
 from cavvy.cli.view.output import pairs_out, rows_out
 from cavvy.client import (
     account_wire,
@@ -706,3 +712,25 @@ def test_values_cannot_control_a_terminal() -> None:
     rows_out(["lr"], [(value,)], title=f"{value}\u202e", file=out)
     pairs_out([(f"{value}\u202e", value)], file=out)
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out.getvalue())
+
+
+def test_messages_wrap_between_words_and_commands_stay_whole() -> None:
+    text = (
+        "t.yaml:3:1: unknown key 'foo' in `resources`\n"
+        "    3 | foo: 3  # a line of the user's file that is as long as it is\n"
+        "      | ^^^\n"
+        "  expected: one of accelerators, cloud, cpus; `cavvy run t.yaml --as cavvy --yes` reads it"
+    )
+    shown = wrap_message(text, 40, first=7)
+    assert shown.splitlines() == [
+        "t.yaml:3:1: unknown key 'foo' in",
+        "`resources`",
+        "    3 | foo: 3  # a line of the user's file that is as long as it is",
+        "      | ^^^",
+        "  expected: one of accelerators, cloud,",
+        "  cpus;",
+        "  `cavvy run t.yaml --as cavvy --yes`",
+        "  reads it",
+    ]
+    assert wrap_message(text, None) == text
+    assert [wrap_message(each, 1) for each in ("a", "")] == ["a", ""]

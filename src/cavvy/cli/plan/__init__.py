@@ -9,7 +9,7 @@ import click
 from cavvy.cli.task.load import param_option, read_any_tasks, read_params
 from cavvy.cli.task.modes import add_modes, find_mode
 from cavvy.cli.task.options import TaskCommand, task_options
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import output_option
 
@@ -147,10 +147,10 @@ def _plan(
     answers = [answer(each) for each in tasks_of(task)]
     _put_out(answers, task, output, all_locations)
     for warning in warnings:
-        click.echo(f"warning: {warning}", err=True)
+        note_out(warning, "warning")
     if is_array(task):
         count = count_members(task)
-        click.echo(f"note: this is the plan of each of the {count:,} jobs", err=True)
+        note_out(f"this is the plan of each of the {count:,} jobs")
     _print_notes(answers, output)
     if all(each.message for each in answers):
         raise CommandFailure(join_reasons([each.message for each in answers]))
@@ -199,12 +199,12 @@ def _print_notes(answers: "Sequence[PlanAnswer]", output: str) -> None:
     warnings = [
         warning for each in answers for warning in each.warnings
     ]  # the JSON output contains the warnings
-    notes = [f"warning: {each}" for each in warnings if output != "json"]
-    notes += [f"note: {problem}" for each in answers for problem in each.offered.problems]
+    notes = [("warning", each) for each in warnings if output != "json"]
+    notes += [("note", problem) for each in answers for problem in each.offered.problems]
     hints = [advice for each in answers for advice in each.advice]
-    notes += [f"hint: {each}" for each in hints if output != "json"]
-    for note in dict.fromkeys(notes):
-        click.echo(note, err=True)
+    notes += [("hint", each) for each in hints if output != "json"]
+    for kind, note in dict.fromkeys(notes):
+        note_out(note, kind)
 
 
 def _size(text: str | None) -> int | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 
 if TYPE_CHECKING:
     from cavvy.domain.tasks import TaskSpec, Workdir
@@ -80,14 +80,14 @@ def read_tasks(
                 click.echo(f"`{line}` writes it as a Cavvy file", err=True)
         for loaded in found:
             for each in loaded.source.kept if tells else ():
-                click.echo(f"note: {each}", err=True)
+                note_out(str(each))
             for each in loaded.source.kept:
                 if each.until_submitted and each.key.startswith("file_mounts"):
                     hint = "for example --env NAME=VALUE"
                     raise CommandFailure(f"{file}: {each}", hint, exit_code=2)
             notes = check_task(file, loaded.source, loaded.folder)
             for note in notes if tells else ():
-                click.echo(f"note: {note}", err=True)
+                note_out(note)
         workdir = _find_unnamed(found)
         if workdir is None:
             return found
@@ -133,10 +133,7 @@ def _name_commit(options: "ReadOptions", url: str, ref: str) -> "ReadOptions":
         raise CommandFailure(f"cannot find {ref} of {url}: {reason}", exit_code=2)
     # If `ref` is an annotated tag, the line that ends with ^{} has its commit.
     commit = max(rows, key=lambda row: row[1].endswith("^{}"))[0]
-    click.echo(
-        f"note: {ref} of {url} is commit {commit[:12]} now; every attempt runs this commit",
-        err=True,
-    )
+    note_out(f"{ref} of {url} is commit {commit[:12]} now; every attempt runs this commit")
     changes = {
         **(yaml.safe_load(options.overrides or "{}")),
         "workdir": {"git": url, "commit": commit},
@@ -184,5 +181,5 @@ def _read_any(file: str, params: Mapping[str, str], options: "ReadOptions | None
     for each in found.kept:
         click.echo(f"{'not supported' if each.refused else 'note'}: {each}", err=True)
     for note in found.notes:
-        click.echo(f"note: {note}", err=True)
+        note_out(note)
     return found

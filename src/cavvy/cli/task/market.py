@@ -293,10 +293,9 @@ def list_offers(need: "ResourceSpec") -> "Sequence[Offer]":
     """Return the matching offers of the catalog, also those with a commitment, and of the
     configured providers, the cheapest first. Raises CommandFailure.
     """
-    import click
 
     from cavvy.catalog.fit import PURCHASES
-    from cavvy.cli.view.failure import CommandFailure
+    from cavvy.cli.view.failure import CommandFailure, note_out
     from cavvy.store.snapshot import CatalogSnapshot
     from cavvy.store.snapshot.layout import SnapshotError
 
@@ -309,7 +308,7 @@ def list_offers(need: "ResourceSpec") -> "Sequence[Offer]":
         raise CommandFailure(str(error)) from error
     market = ask_market(list_sellers(need.providers) or names)
     for problem in market.list_problems(need):
-        click.echo(f"note: {problem}", err=True)
+        note_out(problem)
     own = [*market.match(need).values()] if market.answers else []
     return merge([market.complete(listed), *own]).offers
 

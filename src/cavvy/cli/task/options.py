@@ -26,7 +26,7 @@ from cavvy.cli.reach.arguments import (
     complete_regions,
 )
 from cavvy.cli.task.option_groups import GroupedCommand
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.frame.discover import list_file_tools
 from cavvy.named_files import read_named
 
@@ -307,9 +307,7 @@ def _read_options(
             takes_folder = _NAME not in told
             starts = not takes_folder and told.get(_STARTS, True) and "workdir" not in overrides
             if starts and not _names_file(line):
-                click.echo(
-                    f"note: the session starts in an empty folder; {_say_folder()}", err=True
-                )
+                note_out(f"the session starts in an empty folder; {_say_folder()}")
         else:
             overrides["run"] = line
     context = click.get_current_context()
@@ -393,7 +391,7 @@ def read_script_task(
     if found is None:
         return None
     for note in found.notes:
-        click.echo(f"note: {note}", err=True)
+        note_out(note)
     return json.dumps(found.keys)
 
 

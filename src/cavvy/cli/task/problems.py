@@ -13,12 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from cavvy.cli.reach.providers import load_settings
 from cavvy.cli.reach.session import make_failure, make_patience, task_project
 from cavvy.cli.task.checkpoint_notes import list_checkpoint_notes, object_to_checkpoint
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.client import ApiError
 from cavvy.client.state import default_home
 from cavvy.domain.offers import list_sellers
@@ -375,14 +373,14 @@ def find_refusal(
             price = _find_price(client, tasks, file, params, project)
     except ApiError as error:
         if error.code == "no-offer":  # a matter of the configured providers, not of the task
-            click.echo(f"note: `cavvy run` would refuse this task now: {error.message}", err=True)
+            note_out(f"`cavvy run` would refuse this task now: {error.message}")
             return None
         if error.passing or error.code == "not-found":  # a server of an older version
             _note_unknown(loaded, error.message)
             return None
         return make_failure(error)
     if price:
-        click.echo(f"note: `cavvy run` asks for your consent first: {price}", err=True)
+        note_out(f"`cavvy run` asks for your consent first: {price}")
     return None
 
 
@@ -444,8 +442,7 @@ def _note_unknown(loaded: "LoadedTask", why: str) -> None:
     asked += ["pool"] * (task.pool is not None)
     if asked:
         what = " and its ".join(asked)
-        click.echo(
-            f"note: whether the task's {what} exist was not checked: {why}; "
-            "`cavvy run --dry-run` starts the server and checks this",
-            err=True,
+        note_out(
+            f"whether the task's {what} exist was not checked: {why}; "
+            "`cavvy run --dry-run` starts the server and checks this"
         )

@@ -15,7 +15,7 @@ from msgspec.json import encode
 
 from cavvy.cli.reach.interrupts import held_interrupt, leave_if
 from cavvy.cli.reach.providers import load_settings
-from cavvy.cli.view.failure import CommandFailure, escape_controls
+from cavvy.cli.view.failure import CommandFailure, escape_controls, note_out
 from cavvy.client import ApiClient, ApiError, make_key
 from cavvy.client.addresses import list_own_path
 from cavvy.client.blobs import upload
@@ -116,7 +116,7 @@ def make_origin(
     from cavvy.spec.repository import capture
 
     for note in loaded.source.notes:
-        click.echo(f"note: {note}", err=True)
+        note_out(note)
     parts = _local_parts(loaded)
     origin = capture(parts.get("", loaded.folder), task_text=text)
     if parts:
@@ -152,7 +152,7 @@ def freeze_files(loaded: "LoadedTask") -> None:
     """
     if parts := _local_parts(loaded):
         for note in _freeze(loaded.task, parts).notes:
-            click.echo(f"note: {note}", err=True)
+            note_out(note)
 
 
 def _local_parts(loaded: "LoadedTask") -> dict[str, Path]:
@@ -186,7 +186,7 @@ def upload_files(
         if snapshot.hash in before:
             return 0
         for note in snapshot.notes:
-            click.echo(f"note: {note}", err=True)
+            note_out(note)
         return _upload(client, project, snapshot.blobs())
 
     snapshot, sent = send_frozen(lambda: _freeze(task, parts), send)

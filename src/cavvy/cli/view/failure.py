@@ -19,6 +19,14 @@ def escape_controls(text: str, keep: str = "") -> str:
     )
 
 
+def note_out(text: str, kind: str = "note", *, err: bool = True) -> None:
+    """Print a note, or a message of another kind, to stderr or stdout, wrapped on a terminal."""
+    from cavvy.cli.view.layout import terminal_width, wrap_message
+
+    shown = escape_controls(f"{kind}: {text}", keep="\n\t")
+    click.echo(wrap_message(shown, terminal_width(sys.stderr if err else sys.stdout)), err=err)
+
+
 class CommandFailure(click.ClickException):
     """An error for the user. The message says what went wrong, and the hint says what to do."""
 
@@ -28,11 +36,13 @@ class CommandFailure(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
 
     def show(self, file: Any = None) -> None:
-        from cavvy.cli.view.layout import takes_style
+        from cavvy.cli.view.layout import takes_style, terminal_width, wrap_message
 
+        width = terminal_width(sys.stderr)
         for title, colour, text in (("error:", "red", self.message), ("hint:", "cyan", self.hint)):
             if text:  # The text may contain output of a node.
                 shown = escape_controls(text, keep="\n\t")
+                shown = wrap_message(shown, width, first=len(title) + 1)
                 click.echo(
                     f"{click.style(title, fg=colour, bold=colour == 'red')} {shown}",
                     err=True,

@@ -3,6 +3,7 @@ columns are left out or texts are wrapped. If the narrowest form of a table is s
 row becomes a block of lines.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, TextIO
@@ -12,6 +13,8 @@ from cavvy.domain.values import Struct
 GAP = "  "
 INDENT = "    "
 _TEXT = 20  # minimum width of a text column in characters
+_WORD = re.compile(r"(?:[^\s`]*`[^`]*`)+[^\s`]*|\S+")  # what is in backticks is one word
+_SHOWN_LINE = re.compile(r" *\d* *\|")
 
 
 class TableColumn(Struct, frozen=True):
@@ -79,6 +82,31 @@ def wrap_text(text: str, width: int | None) -> list[str]:
         else:
             lines[-1] = f"{lines[-1]} {word}".lstrip()
     return lines
+
+
+def wrap_message(text: str, width: int | None, first: int = 0) -> str:
+    """Wrap each line of a message between words; the rest of a line keeps its indent. A command in
+    backticks stays whole, so that it can be copied, and lines of a file that are shown (`3 | x`)
+    stay as they are. `first` is the width of what stands before the first line.
+    """
+    if width is None:
+        return text
+    shown = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        if _SHOWN_LINE.match(line):
+            shown.append(line)
+            continue
+        rows, room = [""], width - len(indent) - first
+        for word in _WORD.findall(line):
+            if rows[-1] and text_width(rows[-1]) + 1 + text_width(word) > room:
+                rows.append(word)
+                room = width - len(indent)
+            else:
+                rows[-1] = f"{rows[-1]} {word}" if rows[-1] else word
+        shown += [indent + row for row in rows]
+        first = 0
+    return "\n".join(shown)
 
 
 def longest_word(text: str) -> int:
