@@ -40,7 +40,6 @@ def test_charts_are_drawn_and_zoom(tmp_path: Path) -> None:
         tab.open(f"{site}/jobs/default/{job.id}?smooth=0.5&scale=log&by=time")
         tab.evaluate("document.getElementById('curves-title').scrollIntoView()")
         tab.wait(f"{DRAWN} === 2")
-        assert tab.evaluate("document.querySelector('#curves')") is None, "the script replaced them"
         tab.open(f"{site}/jobs/default/{job.id}?from=100&to=200")
         tab.evaluate("document.getElementById('curves-title').scrollIntoView()")
         tab.wait(f"{DRAWN} === 2 && {ASKED} > 0")

@@ -6,8 +6,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cavvy.capabilities.curves.briefs import is_brief, read_brief_names, shorten, thin
 from cavvy.capabilities.curves.packing import Columns, join, pack, read_names, unpack
-from cavvy.capabilities.curves.reduce import Piece, find_whole, make_curves, shorten, thin
+from cavvy.capabilities.curves.reduce import Piece, find_whole, make_curves
 from cavvy.capabilities.curves.wire import Window
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.just(nan)
@@ -83,7 +84,7 @@ def test_brief_pieces_show_the_same_curve() -> None:
         columns = [
             Columns(("a", "b"), steps, times, [[random.random() for _ in steps], [1.0] * count])
         ]
-        pieces.append(Piece(len(pieces), pack(columns), pack(shorten(columns))))
+        pieces.append(Piece(len(pieces), pack(columns), shorten(columns)))
     whole = [each._replace(brief=None) for each in pieces]
     for names in ((), {"a"}):
         found, expected = (make_curves(each, 1, 0, names, 600) for each in (pieces, whole))
@@ -97,6 +98,23 @@ def test_brief_pieces_show_the_same_curve() -> None:
     assert len(curve.values) > 10_000, "many values come from the whole pieces"
 
 
+def test_few_large_differences_cost_little() -> None:
+    values = [float(each % 3) for each in range(5_000)]
+    values[700] = 3.0e9
+    columns = [Columns(("a",), [*values], [*values], [values])]
+    assert len(pack(columns)) < 5_000
+    assert unpack(pack(columns)) == columns
+
+
+def test_the_begin_of_a_brief_version_has_the_names() -> None:
+    names = tuple(f"name-{number}" * 8 for number in range(256))
+    columns = [Columns(names, [nan] * 9, [2.0] * 9, [[0.5] * 9] * 256)]
+    brief = shorten(columns)
+    assert is_brief(brief)
+    assert not is_brief(pack(columns))
+    assert read_brief_names(brief[: 64 << 10]) == [*names]
+
+
 def long_pieces(count: int) -> list[Piece]:
     """Return pieces of 4,000 rows each, of which only the brief versions were read."""
     pieces = []
@@ -104,7 +122,7 @@ def long_pieces(count: int) -> list[Piece]:
         steps = [float(4_000 * number + each) for each in range(4_000)]
         values = [each % 7 + (100.0 if each == 6_001 else 0.0) for each in steps]
         columns = [Columns(("loss", "acc"), steps, [each * 10 for each in steps], [values, values])]
-        pieces.append(Piece(number, pack(columns), pack(shorten(columns))))
+        pieces.append(Piece(number, pack(columns), shorten(columns)))
     return pieces
 
 
@@ -112,10 +130,12 @@ def test_a_small_window_needs_a_few_whole_pieces() -> None:
     pieces = long_pieces(6)
     brief = [each._replace(whole=None) for each in pieces]
     window = Window("step", 6_000, 6_100)
-    assert find_whole(brief, ("loss",), window) == [1]
-    assert find_whole(brief, ("loss",), Window("time", 119_000, 121_000)) == [2, 3]
-    assert find_whole(brief, ("loss",), Window("step", 10, None)) == [], "its brief versions do"
-    assert find_whole(brief, ("loss",), Window()) == []
+    assert find_whole(brief, ("loss",), window, 800) == [1]
+    assert find_whole(brief, ("loss",), Window("time", 119_000, 121_000), 800) == [2, 3]
+    assert find_whole(brief, ("loss",), Window("step", 10, None), 800) == [], (
+        "its brief versions do"
+    )
+    assert find_whole(brief, ("loss",), Window(), 800) == []
     read = [each if each.number == 1 else each._replace(whole=None) for each in pieces]
     [curve] = make_curves(read, 1, 0, ("loss",), 800, window)
     assert curve.steps == [*range(6_000, 6_101)]

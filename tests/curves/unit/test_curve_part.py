@@ -103,6 +103,15 @@ def test_updates_of_a_page_ask_for_names_only() -> None:
     assert '<path class="curve' not in page
 
 
+def test_a_page_brings_the_data_of_the_charts_that_are_drawn_first() -> None:
+    """The script needs no second request before the first chart."""
+    page = page_of(curve("loss", 2, 1), query="?by=step&from=0&to=9")
+    [first] = re.findall(r'data-first="([^"]*)"', page)
+    [chart] = json.loads(html.unescape(first))["charts"]
+    assert (chart["name"], chart["lines"][0]["y"]) == ("loss", [2, 1])
+    assert 'id="curves-title"' in page_of(curve("loss", 2, 1), query="?by=mood&from=x"), "no error"
+
+
 def test_the_script_of_the_page_gets_the_data_of_charts() -> None:
     job = detail(phase="running", attempts=[attempt()])
     gap = Gap(step=1, time_ms=1_700_000_001_000, value="nan")

@@ -28,7 +28,7 @@ from cavvy.client.paths import job_path
 from cavvy.client.wire import AttemptView, JobDetail
 from cavvy.console.pages.page import UNFINISHED, memory_of
 
-_POINTS = 800  # of a curve; a chart has about so many pixels, and more on a dense screen
+POINTS = 800  # of a curve; a chart has about so many pixels, and more on a dense screen
 _POINTS_OF_MANY = 300  # if a chart has a line for each of several jobs
 _MANY, _POINTS_OF_MOST = 20, 120  # of more jobs, so many
 _MOST_CURVES = 64  # of an answer
@@ -102,7 +102,7 @@ def make_data(client: ApiClient, request: Request, now: datetime) -> bytes:
 
     def make() -> bytes:
         job = _find_job(client, request, project, name)
-        axis = _read_axis(request, job.attempts, now)
+        axis = read_axis(request, job.attempts, now)
         numbers = [int(each) for each in ranks if each.isdecimal() and len(each) < _LONGEST_RANK]
         found = (
             read_curves(
@@ -111,42 +111,62 @@ def make_data(client: ApiClient, request: Request, now: datetime) -> bytes:
                 job.id,
                 names=names,
                 ranks=numbers,
-                points=_POINTS,
+                points=POINTS,
                 window=axis.ask(),
             ).curves
             if names
             else ()
         )
-        answer = {
-            "names": list_names(client, request, job),
-            "charts": charts_of(found, axis),
-            "marks": _marks_of(job.attempts, axis, found),
-            "live": job.phase in UNFINISHED,
-        }
-        return json.dumps(answer, separators=(",", ":")).encode()
+        return write_answer(list_names(client, request, job), found, axis, job).encode()
 
     return memory_of(request).recall((*key, *names, *ranks), make, _KEPT_S)
+
+
+def write_answer(names: Sequence[str], found: Collection[Curve], axis: Axis, job: JobDetail) -> str:
+    """Return what the script of a page draws, as JSON."""
+    answer = {
+        "names": names,
+        "charts": charts_of(found, axis),
+        "marks": _marks_of(job.attempts, axis, found),
+        "live": job.phase in UNFINISHED,
+    }
+    return json.dumps(answer, separators=(",", ":"))
 
 
 def make_group_data(client: ApiClient, request: Request, now: datetime) -> bytes:
     """Return the data of charts of several jobs as JSON. Raises ApiError, HTTPException."""
     project, asked = request.path_params["project"], request.query_params
     names, jobs = asked.getlist("curve")[:_MOST_CURVES], asked.getlist("job")[:MOST_JOBS]
+    live = asked.get("live") == "true"
+    return read_group_data(client, request, project, jobs, names=names, live=live).encode()
+
+
+def read_group_data(
+    client: ApiClient,
+    request: Request,
+    project: str,
+    jobs: Sequence[str],
+    *,
+    names: Sequence[str],
+    live: bool,
+) -> str:
+    """Return what the script of a page of several jobs draws, as JSON, of the axis that the address
+    names. Raises ApiError, HTTPException."""
+    asked = request.query_params
     by = "time" if asked.get("by") in ("time", "cost") else "step"
     window = Window(by, _read_number(asked.get("from")), _read_number(asked.get("to")))
     if by == "time":  # of each job since its begin: the script cuts what it shows
         window = WHOLE
     points = _POINTS_OF_MANY if len(jobs) <= _MANY else _POINTS_OF_MOST
-    key = ("curve-group", project, by, *window, *names, "", *jobs)
+    key = ("curve-group", project, by, live, *window, *names, "", *jobs)
 
-    def make() -> bytes:
+    def make() -> str:
         found = read_curves_of_jobs(
             client, project, jobs, names=names, points=points, window=window
         ).curves
         axis = Axis(by, 0.0, CostClock([0.0], [0.0], [0.0]), (None, None))
-        live = asked.get("live") == "true"
         answer = {"names": [], "charts": charts_of(found, axis), "marks": [], "live": live}
-        return json.dumps(answer, separators=(",", ":")).encode()
+        return json.dumps(answer, separators=(",", ":"))
 
     return memory_of(request).recall(key, make, _KEPT_S)
 
@@ -269,7 +289,8 @@ def _find_job(client: ApiClient, request: Request, project: str, name: str) -> J
     )
 
 
-def _read_axis(request: Request, attempts: Sequence[AttemptView], now: datetime) -> Axis:
+def read_axis(request: Request, attempts: Sequence[AttemptView], now: datetime) -> Axis:
+    """Return the axis that an address names. Raises HTTPException."""
     asked = request.query_params
     by = asked.get("by", "step")
     if by not in ("step", "time", "cost"):

@@ -9,9 +9,18 @@ from typing import NamedTuple
 from urllib.parse import urlencode
 
 from msgspec import structs
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from cavvy.capabilities.curves.data import list_names
+from cavvy.capabilities.curves.briefs import thin
+from cavvy.capabilities.curves.data import (
+    POINTS,
+    Axis,
+    list_names,
+    make_clock,
+    read_axis,
+    write_answer,
+)
 from cavvy.capabilities.curves.order import prominence
 from cavvy.capabilities.curves.wire import (
     MOST_JOBS,
@@ -27,10 +36,10 @@ from cavvy.console import charts
 from cavvy.console.pages.page import UNFINISHED, PagePart, is_update, memory_of
 from cavvy.domain.units import format_number
 
-_POINTS = 600  # of a curve; a chart is about so many pixels wide
+_POINTS = 200  # of a curve in a chart that the server draws
 _MOST_LINES = 6  # of a chart, which have colours of their own
 _MOST_CHARTS = 40
-_DRAWN = 4  # charts that the server draws, for browsers without scripts
+_DRAWN = 4  # charts that the server draws for browsers without scripts, and those drawn first
 _LABELS = 6  # below a chart
 _KEPT_S = 5.0  # of the curves of several jobs
 
@@ -51,17 +60,40 @@ def make(client: ApiClient, request: Request, job: JobDetail, now: datetime) -> 
         return _part_of({}, _read_choice(request), names=names) if names else None
     asked, choice = request.query_params, _read_choice(request)
     ranks = [int(asked["rank"])] if asked.get("rank", "").isdecimal() else []
-    drawn = names[:_DRAWN]
-    found = (
-        read_curves(client, job.project, job.id, names=drawn, ranks=ranks, points=_POINTS).curves
-        if drawn
-        else ()
-    )
+    axis = _find_axis(request, job, now)
+    found = _read_first(client, job, names[:_DRAWN], ranks, axis) if names else ()
     by_name: defaultdict[str, list[Curve]] = defaultdict(list)
     for each in found:
-        by_name[each.name].append(each)
+        by_name[each.name].append(_shorten(each))
     live = job.phase in UNFINISHED
-    return _part_of(by_name, choice, names=names, query=_query(rank=ranks), is_live=live)
+    first = write_answer(names, found, axis, job)
+    query = _query(rank=ranks)
+    return _part_of(by_name, choice, names=names, query=query, is_live=live, first=first)
+
+
+def _read_first(
+    client: ApiClient, job: JobDetail, names: Sequence[str], ranks: Sequence[int], axis: Axis
+) -> Sequence[Curve]:
+    """Return the curves of the charts that are drawn first."""
+    return read_curves(
+        client, job.project, job.id, names=names, ranks=ranks, points=POINTS, window=axis.ask()
+    ).curves
+
+
+def _find_axis(request: Request, job: JobDetail, now: datetime) -> Axis:
+    """Return the axis that the address names, or the steps if it names none that there is."""
+    try:
+        return read_axis(request, job.attempts, now)
+    except HTTPException:
+        return Axis("step", 0.0, make_clock(job.attempts, now), (None, None))
+
+
+def _shorten(curve: Curve) -> Curve:
+    kept = thin(curve.values, _POINTS)
+    columns = {
+        name: [getattr(curve, name)[at] for at in kept] for name in ("steps", "times_ms", "values")
+    }
+    return structs.replace(curve, **columns)
 
 
 def make_of_group(
@@ -109,6 +141,7 @@ def _part_of(
     query: str = "",
     is_live: bool = True,
     link: str = "",
+    first: str = "",
 ) -> PagePart | None:
     """Return the part with charts of some names; the page's script draws those of all."""
     known = sorted({*by_name, *names}, key=prominence)
@@ -125,6 +158,7 @@ def _part_of(
         "is_live": is_live,
         "has_cost": not link,
         "link": link,
+        "first": first,
     }
     return PagePart("cavvy.capabilities.curves:part.html", values, frozenset(known))
 

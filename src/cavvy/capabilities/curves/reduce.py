@@ -1,41 +1,28 @@
 """Makes curves of the stored values, with as many points as are asked for."""
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from math import nan
-from operator import itemgetter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from cavvy.capabilities.curves.briefs import (
+    LONG,
+    SHORT,
+    Brief,
+    Points,
+    is_sorted,
+    pick,
+    points_by_name,
+    read_brief,
+    thin,
+)
 from cavvy.capabilities.curves.keys import ODD_NAMES, CurveKey, read_key, write_key
 from cavvy.capabilities.curves.packing import Columns, unpack
 from cavvy.capabilities.curves.wire import WHOLE, Curve, Gap, Window
 
-BRIEF = 512  # values of each curve in the brief version of a piece
-SHORTEST = 32  # in the shortest one, which is read if a curve has many pieces
 _GAPS = 100  # of a curve in an answer
-BRIEF_UP_TO = 1000  # values of a curve for which brief versions are read
-_MOST_WHOLE = 4  # pieces that are read as a whole for a window
-Point = tuple[float, float, float]  # the time, the step and the value
-
-
-def shorten(columns: Sequence[Columns]) -> list[Columns]:
-    """Return the brief versions of a piece: the lowest and highest values of each curve's
-    stretches, and beside each value its position among all. The shortest version has a third
-    column without values, by which it is told from the other one.
-    """
-    found = []
-    for name, points in _points_by_name(columns).items():
-        for most, more in ((BRIEF, []), (SHORTEST, [nan])):
-            kept = thin([value for _, _, value in points], most)
-            times, steps, values = zip(*(points[each] for each in kept), strict=True)
-            rest = [
-                [*values],
-                [float(each) for each in kept],
-                *([each] * len(kept) for each in more),
-            ]
-            found.append(Columns((name, "", *([""] * len(more))), [*steps], [*times], rest))
-    return found
+BRIEF_UP_TO = 2 * LONG  # values of a curve for which brief versions are read
+_LEAST_PART = 1e-9  # of a piece that a window reaches
 
 
 class Piece(NamedTuple):
@@ -46,72 +33,107 @@ class Piece(NamedTuple):
     brief: bytes | None
 
 
-def find_whole(pieces: Sequence[Piece], names: Collection[str], window: Window) -> Sequence[int]:
+def find_whole(
+    pieces: Sequence[Piece], names: Collection[str], window: Window, most: int
+) -> Sequence[int]:
     """Return the numbers of the few pieces that a window needs as a whole, since their brief
-    versions have too few values in it. Of a wide window, there are none.
+    versions have less than half as many values in it as are asked for. Of a wide window, there are
+    none.
     """
     if not window.is_part:
         return []
     wants = _wanted(names)
-    found = [each.number for each in pieces if _reaches(each, wants, window)]
-    return found if len(found) <= _MOST_WHOLE else []
-
-
-def _reaches(piece: Piece, wants: Callable[[str], bool], window: Window) -> bool:
-    """Return whether a piece with a brief version has values in the window."""
-    if piece.brief is None:
-        return False
-    if not window.is_part:
-        return True
-    for _, numbered in _read_brief(piece.brief, wants, is_short=True):
-        (first, begin), (last, end) = numbered[0], numbered[-1]
-        if window.by == "step" and begin[1] != begin[1]:
-            return True  # values are counted, and it is not known here from where
-        if _overlaps(_place(first, begin, window.by), _place(last, end, window.by), window):
-            return True
-    return False
-
-
-def _cut(columns: Sequence[Columns], window: Window) -> Sequence[Columns]:
-    """Leave out rows beside the window, unless their places are not known without counting."""
-    found = []
-    for each in columns:
-        places = each.times if window.by == "time" else each.steps
-        if any(place != place for place in places):
-            found.append(each)
-            continue
-        kept = [at for at, place in enumerate(places) if _lies_in(place, window)]
-        found.append(
-            Columns(
-                each.names,
-                [each.steps[at] for at in kept],
-                [each.times[at] for at in kept],
-                [[own[at] for at in kept] for own in each.values],
-            )
+    parts = {
+        each.number: max(
+            (_part_of(own, window) for own in read_brief(each.brief, wants)), default=0
         )
-    return found
+        for each in pieces
+        if each.brief is not None
+    }
+    found = [number for number, part in parts.items() if part > 0]
+    return found if sum(parts.values()) * LONG < most / 2 else []
 
 
-def _lies_in(place: float, window: Window) -> bool:
-    return _overlaps(place, place, window)
-
-
-def _overlaps(first: float, last: float, window: Window) -> bool:
+def _part_of(brief: Brief, window: Window) -> float:
+    """Return which part of a curve of a piece lies in the window, about; 0 if nothing does."""
+    first, last = brief.times if window.by == "time" else brief.steps
+    if first != first or last != last:
+        return 1.0  # values are counted, and it is not known here from where
     low, high = min(first, last), max(first, last)
-    return (window.begin is None or high >= window.begin) and (
-        window.end is None or low <= window.end
-    )
+    begin = low if window.begin is None else max(low, window.begin)
+    end = high if window.end is None else min(high, window.end)
+    if begin > end:
+        return 0.0
+    return max((end - begin) / (high - low), _LEAST_PART) if high > low else 1.0
 
 
-def _place(number: int, point: Point, by: str) -> float:
-    at, step, _ = point
-    if by == "time":
-        return at
-    return float(number) if step != step else step
+def _reaches(brief: Brief, window: Window) -> bool:
+    """Return whether a curve of a piece has values in the window."""
+    return not window.is_part or _part_of(brief, window) > 0
 
 
 def _wanted(names: Collection[str]) -> Callable[[str], bool]:
     return lambda key: not names or read_key(key).name in names
+
+
+class _Found:
+    """The points of a curve that were found in its pieces, and how many it has in all of them."""
+
+    def __init__(self) -> None:
+        self.points = Points([], [], [], [])
+        self.count = 0
+
+    def add(self, points: Points, count: int, window: Window) -> None:
+        """Add the points of a piece, which has `count`, as far as they lie in the window."""
+        first, self.count = self.count, self.count + count
+        if first:
+            points = points._replace(numbers=[*map(float(first).__add__, points.numbers)])
+        if window.is_part:
+            points = _cut(points, window)
+        for column, more in zip(self.points, points, strict=True):
+            column += more
+
+
+def _cut(points: Points, window: Window) -> Points:
+    """Return the points in the window. Where the program named no step, its number counts."""
+    places = points.times
+    if window.by == "step":
+        places = [
+            number if step != step else step
+            for number, step in zip(points.numbers, points.steps, strict=True)
+        ]
+    if is_sorted(places):
+        begin = 0 if window.begin is None else bisect_left(places, window.begin)
+        end = len(places) if window.end is None else bisect_right(places, window.end)
+        return Points(*(column[begin:end] for column in points))
+    return pick(
+        points,
+        [
+            at
+            for at, place in enumerate(places)
+            if (window.begin is None or place >= window.begin)
+            and (window.end is None or place <= window.end)
+        ],
+    )
+
+
+def _is_counted(columns: Columns) -> bool:
+    return not all(map(float.__eq__, columns.steps, columns.steps))
+
+
+def _cut_columns(columns: Columns, window: Window) -> Columns:
+    """Leave out rows before the first and behind the last one in the window."""
+    places = columns.times if window.by == "time" else columns.steps
+    begin, end = 0, len(places)
+    if is_sorted(places):
+        begin = 0 if window.begin is None else bisect_left(places, window.begin)
+        end = end if window.end is None else bisect_right(places, window.end)
+    return Columns(
+        columns.names,
+        columns.steps[begin:end],
+        columns.times[begin:end],
+        [each[begin:end] for each in columns.values],
+    )
 
 
 def make_curves(
@@ -124,110 +146,73 @@ def make_curves(
 ) -> Sequence[Curve]:
     """Return the curve of each name, or of these names, in the order of the names."""
     wants = _wanted(names)
-    found = defaultdict[str, list[tuple[int, Point]]](list)
-    counts = defaultdict[str, int](int)
-    inside = {each.number for each in pieces if _reaches(each, wants, window)}
-    is_short = len(inside) * SHORTEST >= most
+    found = defaultdict[str, _Found](_Found)
+    briefs = {
+        each.number: [*read_brief(each.brief, wants)] for each in pieces if each.brief is not None
+    }
+    inside = sum(any(_reaches(each, window) for each in own) for own in briefs.values())
+    is_short = inside * SHORT >= most
     for piece in pieces:
-        is_beside = piece.brief is not None and piece.number not in inside
+        known = briefs.get(piece.number)
+        is_needed = known is None or any(_reaches(each, window) for each in known)
         briefly = piece.whole is None or (most <= BRIEF_UP_TO and not window.is_part)
-        if piece.brief is not None and (briefly or is_beside):
-            for name, numbered in _read_brief(piece.brief, wants, is_short=is_short or is_beside):
-                if not is_beside:
-                    found[name] += [(counts[name] + number, point) for number, point in numbered]
-                counts[name] += numbered[-1][0] + 1  # the last value is always there
+        if known is not None and (briefly or not is_needed):
+            for each in known:
+                points = each.read(is_short=is_short) if _reaches(each, window) else _NONE
+                found[each.name].add(points, each.total, window)
             continue
         columns = unpack(piece.whole or b"", wants)
-        if piece.brief is not None and window.is_part:
-            cut = _points_by_name(_cut(columns, window))
-            for name, numbered in _read_brief(piece.brief, wants, is_short=True):
-                found[name] += [
-                    (counts[name] + number, point) for number, point in enumerate(cut.get(name, ()))
-                ]
-                counts[name] += numbered[-1][0] + 1
+        if known is not None and window.is_part and not any(map(_is_counted, columns)):
+            cut = points_by_name([_cut_columns(each, window) for each in columns])
+            for each in known:
+                found[each.name].add(cut.get(each.name, _NONE), each.total, window)
             continue
-        for name, points in _points_by_name(columns).items():
-            found[name] += [(counts[name] + number, point) for number, point in enumerate(points)]
-            counts[name] += len(points)
+        for name, points in points_by_name(columns).items():
+            found[name].add(points, len(points.values), window)
     keys = {read_key(each)._replace(is_odd=False) for each in found}
-    if window.is_part:
-        for name, numbered in found.items():
-            found[name] = [
-                (number, point)
-                for number, point in numbered
-                if _lies_in(_place(number, point, window.by), window)
-            ]
-    return [_curve_of(key, found, counts, attempt, rank, most) for key in sorted(keys)]
+    return [_curve_of(key, found, attempt, rank, most) for key in sorted(keys)]
+
+
+_NONE = Points([], [], [], [])
 
 
 def _curve_of(
-    key: CurveKey,
-    found: Mapping[str, Sequence[tuple[int, Point]]],
-    counts: Mapping[str, int],
-    attempt: int,
-    rank: int,
-    most: int,
+    key: CurveKey, found: Mapping[str, _Found], attempt: int, rank: int, most: int
 ) -> Curve:
-    numbered, odd_key = found.get(write_key(key), ()), write_key(key._replace(is_odd=True))
-    values = [point[2] for _, point in numbered]
-    kept = [numbered[each] for each in thin(values, most)]
-    steps = [float(number) if step != step else step for number, (_, step, _) in kept]
-    times = [int(at) for _, (at, _, _) in kept]
-    odd = [point for _, point in found.get(odd_key, ())]
+    own = found.get(write_key(key)) or _Found()
+    odd = found.get(write_key(key._replace(is_odd=True))) or _Found()
+    values = own.points.values
+    kept = pick(own.points, thin(values, most))
+    steps = [
+        number if step != step else step
+        for number, step in zip(kept.numbers, kept.steps, strict=True)
+    ]
+    times = [*map(int, kept.times)]
+    gaps = pick(odd.points, thin([0.0] * len(odd.points.values), _GAPS))
     return Curve(
         name=key.name,
         attempt=attempt,
         rank=rank,
         process=key.process,
-        count=counts.get(write_key(key), 0),
+        count=own.count,
         steps=steps,
         times_ms=times,
-        values=[value for _, (_, _, value) in kept],
+        values=kept.values,
         low=min(values, default=None),
         high=max(values, default=None),
         last=values[-1] if values else None,
-        gaps=[_gap_of(odd[each], times, steps) for each in thin([0.0] * len(odd), _GAPS)],
-        gap_count=counts.get(odd_key, 0),
+        gaps=[
+            _gap_of(at, step, kind, times, steps)
+            for at, step, kind in zip(gaps.times, gaps.steps, gaps.values, strict=True)
+        ],
+        gap_count=odd.count,
     )
 
 
-def _gap_of(point: Point, times: Sequence[int], steps: Sequence[float]) -> Gap:
-    at, step, kind = point
+def _gap_of(
+    at: float, step: float, kind: float, times: Sequence[int], steps: Sequence[float]
+) -> Gap:
     if step != step:  # the program named none: it lies behind the value before
         before = bisect_right(times, at) - 1
         step = steps[before] if before >= 0 else 0.0
     return Gap(step=step, time_ms=int(at), value=ODD_NAMES.get(kind, "nan"))
-
-
-def _points_by_name(columns: Sequence[Columns]) -> Mapping[str, list[Point]]:
-    """Return the values of each name, by time; where times are equal, as they were reported."""
-    found = defaultdict[str, list[Point]](list)
-    for each in columns:
-        for name, values in zip(each.names, each.values, strict=True):
-            told = zip(each.times, each.steps, values, strict=True)
-            found[name] += [point for point in told if point[2] == point[2]]
-    return {name: sorted(points, key=itemgetter(0)) for name, points in found.items() if points}
-
-
-def _read_brief(
-    brief: bytes, wants: Callable[[str], bool], *, is_short: bool
-) -> Iterator[tuple[str, list[tuple[int, Point]]]]:
-    for each in unpack(brief, wants, width=3 if is_short else 2):
-        points = zip(each.times, each.steps, each.values[0], strict=True)
-        yield each.names[0], [*zip(map(int, each.values[1]), points, strict=True)]
-
-
-def thin(values: Sequence[float], most: int) -> Sequence[int]:
-    """Return the positions of at most about `most` values: the first, the last, and the lowest
-    and highest of each of equal stretches, so that no peak is lost.
-    """
-    count = len(values)
-    if count <= most:
-        return range(count)
-    stretches = max(1, (most - 2) // 2)
-    kept = {0, count - 1}
-    for number in range(stretches):
-        begin, end = number * count // stretches, (number + 1) * count // stretches
-        kept.add(min(range(begin, end), key=values.__getitem__))
-        kept.add(max(range(begin, end), key=values.__getitem__))
-    return sorted(kept)

@@ -13,6 +13,7 @@ from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
 from cavvy.api.routes.logs import USUAL_RANKS, OneAttemptQuery, RanksQuery
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path
+from cavvy.capabilities.curves.briefs import is_brief, read_brief_names
 from cavvy.capabilities.curves.keys import read_key
 from cavvy.capabilities.curves.packing import read_names
 from cavvy.capabilities.curves.reduce import BRIEF_UP_TO, find_whole, make_curves
@@ -91,8 +92,16 @@ async def curve_names(app_state: AppState, project: ProjectPath, name: JobPath) 
     ids = [each.id for each in await app_state.store.attempts(job.id)]
     read, _ = app_state.store.database
     pieces = await read(read_heads(ids, USUAL_RANKS))
-    names = {read_key(key).name for each in pieces for key in read_names(each)}
+    keys = await to_thread(_names_of, pieces)
+    names = {read_key(key).name for key in keys}
     return CurveNames(names=sorted(names - {""}))
+
+
+def _names_of(pieces: Sequence[bytes]) -> set[str]:
+    found: set[str] = set()
+    for each in pieces:
+        found.update(read_brief_names(each) if is_brief(each) else read_names(each))
+    return found
 
 
 async def _read_rank(
@@ -107,7 +116,7 @@ async def _read_rank(
     a small window needs of the rest."""
     read, _ = app_state.store.database
     pieces = await read(read_pieces(*key, briefly=points <= BRIEF_UP_TO))
-    if needed := await to_thread(find_whole, pieces, names, window):
+    if needed := await to_thread(find_whole, pieces, names, window, points):
         whole = await read(read_whole(*key, needed))
         pieces = [each._replace(whole=whole.get(each.number, each.whole)) for each in pieces]
     return await to_thread(make_curves, pieces, attempt, key[1], names, points, window)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import starmap
 from math import nan
 
+from cavvy.capabilities.curves.briefs import shorten
 from cavvy.capabilities.curves.keys import CurveKey, write_key
 from cavvy.capabilities.curves.packing import Columns, join, pack, unpack
-from cavvy.capabilities.curves.reduce import Piece, shorten
+from cavvy.capabilities.curves.reduce import Piece
 from cavvy.domain.figures import StepSeries, StepValues
 from cavvy.store.announcements import Happened
 from cavvy.store.drivers import DatabaseSession
@@ -19,6 +20,7 @@ FULL = 16_384  # rows of a piece that is not joined any more
 _LEVELS = 5  # by which even pieces of 64 rows are full
 _FINAL = 9  # the level of full pieces
 MOST_BYTES = 64 << 20  # of a rank; later values are not stored
+_HEAD_BYTES = 64 << 10  # of a piece, within which its names lie
 MOST_PARAMS = 256  # settings of a rank; later names are not stored
 _PUT = (
     "INSERT INTO curves (attempt_id, rank, number, level, rows_count, document, brief) "
@@ -102,7 +104,7 @@ def _put(
 ) -> None:
     count = sum(len(each.steps) for each in columns)
     is_full = count >= FULL
-    brief = pack(shorten(columns)) if is_full else None
+    brief = shorten(columns) if is_full else None
     level = _FINAL if is_full else level
     session.run(_PUT, (*key, number, level, count, pack(columns), brief))
 
@@ -154,9 +156,11 @@ def read_whole(
 def read_heads(
     attempt_ids: Collection[str], most_ranks: int
 ) -> Callable[[DatabaseSession], Sequence[bytes]]:
-    """Return a read of all pieces of the first ranks, in their brief versions if they have some."""
+    """Return a read of the begin of all pieces of the first ranks, in their brief versions if they
+    have some, with the names of their curves."""
     marks = ", ".join("?" * len(attempt_ids))
-    sql = f"SELECT COALESCE(brief, document) FROM curves WHERE attempt_id IN ({marks}) AND rank < ?"
+    begin = f"SUBSTR(COALESCE(brief, document), 1, {_HEAD_BYTES})"
+    sql = f"SELECT {begin} FROM curves WHERE attempt_id IN ({marks}) AND rank < ?"
 
     def read(session: DatabaseSession) -> Sequence[bytes]:
         asked = (*attempt_ids, most_ranks)

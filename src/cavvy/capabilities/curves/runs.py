@@ -10,8 +10,10 @@ from random import Random
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from cavvy.capabilities.curves.data import read_group_data
 from cavvy.capabilities.curves.importance import rank_params, read_number
 from cavvy.capabilities.curves.order import prominence
 from cavvy.capabilities.curves.wire import (
@@ -28,6 +30,7 @@ from cavvy.domain.units import format_number
 _KEPT_S = 5.0
 _SEED = 1  # so that a page shows the same intervals each time
 _MOST_PARAMS = 40  # columns
+_DRAWN = 2  # charts that are drawn first, before the page's script asks for more
 _MOST_AXES = 10
 _WIDTH, _HEIGHT = 1000, 220  # of the picture of parallel coordinates
 _BEST_PART = 0.25  # of the runs, which the picture shows in colour
@@ -106,6 +109,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "is_live": live,
             "has_cost": False,
             "link": "",
+            "first": _read_first(client, request, project, ids, metrics[:_DRAWN], live=live),
             "charts": [],
             "more": 0,
             "by": "step",
@@ -113,6 +117,22 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
         },
     }
     return Page("Runs", "cavvy.capabilities.curves:runs.html", values)
+
+
+def _read_first(
+    client: ApiClient,
+    request: Request,
+    project: str,
+    jobs: Sequence[str],
+    names: Sequence[str],
+    *,
+    live: bool,
+) -> str:
+    """Return the data of the charts that are drawn first, or "" if the address is wrong."""
+    try:
+        return read_group_data(client, request, project, jobs, names=names, live=live)
+    except HTTPException:
+        return ""
 
 
 def _list_jobs(

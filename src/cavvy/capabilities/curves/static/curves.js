@@ -183,6 +183,22 @@
     }
 
     describe() {
+      if (this.values.firstChild === null) {
+        const summary = document.createElement("summary");
+        summary.textContent = "Values";
+        const table = document.createElement("table");
+        table.createTHead().innerHTML = "<tr><th scope=col>Line</th><th scope=col>Values</th><th scope=col>Lowest</th><th scope=col>Highest</th><th scope=col>Last</th><th scope=col>Gaps</th></tr>";
+        table.createTBody();
+        this.values.append(summary, table);
+        this.values.addEventListener("toggle", () => this.list());
+      }
+      if (this.values.open) this.list();
+      const last = this.lines[0] ? `, last ${show(this.lines[0].last)}` : "";
+      this.place.setAttribute("aria-label", `${this.name}, by ${UNITS[state.by]}${last}`);
+    }
+
+    // Fills the table below the chart, which is hidden at first.
+    list() {
       const rows = this.lines.map((line) => {
         const row = document.createElement("tr");
         const gaps = line.gaps ? `${line.gaps} not a finite number` : "";
@@ -193,17 +209,13 @@
         }
         return row;
       });
-      if (this.values.firstChild === null) {
-        const summary = document.createElement("summary");
-        summary.textContent = "Values";
-        const table = document.createElement("table");
-        table.createTHead().innerHTML = "<tr><th scope=col>Line</th><th scope=col>Values</th><th scope=col>Lowest</th><th scope=col>Highest</th><th scope=col>Last</th><th scope=col>Gaps</th></tr>";
-        table.createTBody();
-        this.values.append(summary, table);
-      }
       this.values.querySelector("tbody").replaceChildren(...rows);
-      const last = this.lines[0] ? `, last ${show(this.lines[0].last)}` : "";
-      this.place.setAttribute("aria-label", `${this.name}, by ${UNITS[state.by]}${last}`);
+    }
+
+    // Shows another part of the axis with the points that are here, until finer ones come.
+    move() {
+      const [xs] = this.plot?.data ?? [[]];
+      if (xs.length > 0) this.plot.setScale("x", { min: xs[0], max: xs.at(-1) }); // `range` cuts it
     }
   }
 
@@ -235,16 +247,20 @@
   }
 
   function zoom(from, to) {
+    view += 1;
     state.from = from === null ? null : Number(from.toPrecision(8));
     state.to = to === null ? null : Number(to.toPrecision(8));
     document.getElementById("curve-reset").hidden = state.from === null && state.to === null;
     keep();
+    for (const each of charts.values()) if (each.isShown) each.move();
     refresh();
   }
 
   let asking = null;
+  let view = 0; // grows with each change of the axis: answers about an earlier one come too late
   // Asks for the charts that are on the screen, or for these.
   async function refresh(names = null) {
+    const askedIn = view;
     const shown = names ?? [...charts.values()].filter((each) => each.isShown).map((each) => each.name);
     if (names === null) {
       asking?.abort();
@@ -260,14 +276,19 @@
       const answer = await fetch(`${root.dataset.source}?${asked}`, names === null ? { signal: asking.signal } : {});
       if (!answer.ok) return;
       const found = await answer.json();
-      marks = found.marks;
-      isLive = found.live;
-      for (const name of found.names) add(name);
-      for (const { name, lines } of found.charts) charts.get(name)?.take(lines);
-      root.dataset.ready = "true";
+      if (askedIn === view) take(found);
     } catch (error) {
       if (error.name !== "AbortError") throw error;
     }
+  }
+
+  function take(found) {
+    marks = found.marks;
+    isLive = found.live;
+    for (const name of found.names) add(name);
+    for (const { name, lines } of found.charts) charts.get(name)?.take(lines);
+    root.dataset.ready = "true";
+    if (found.charts.length > 0) performance.mark("curves-drawn"); // for benchmarks
   }
 
   const watcher = new IntersectionObserver(
@@ -302,8 +323,6 @@
 
   const bar = document.getElementById("curve-bar");
   bar.hidden = false;
-  document.getElementById("curves")?.remove(); // what is shown without scripts
-  document.getElementById("curve-links")?.remove();
   document.getElementById("curve-by").value = state.by;
   document.getElementById("curve-log").checked = state.log;
   document.getElementById("curve-smooth").value = state.smooth;
@@ -311,6 +330,7 @@
   document.getElementById("curve-reset").hidden = state.from === null && state.to === null;
   listen("curve-by", "change", (each) => {
     [state.by, state.from, state.to] = [each.value, null, null];
+    view += 1;
     document.getElementById("curve-reset").hidden = true;
     refresh();
   });
@@ -328,6 +348,10 @@
     for (const each of charts.values()) each.plot?.setSize({ width: Math.max(200, each.figure.clientWidth - 26), height: CHART_PX });
   });
   for (const name of JSON.parse(root.dataset.names)) add(name);
+  if (root.dataset.first) {
+    take(JSON.parse(root.dataset.first)); // the page has brought what is drawn first
+    delete root.dataset.first;
+  }
 
   (async () => {
     let last = performance.now();
