@@ -35,6 +35,7 @@ from cavvy.control.markets import (
     StandbyGangs,
 )
 from cavvy.control.node_pools import PoolNodes, PoolService, is_pool_key
+from cavvy.control.own_reconcilers import OwnReconcilers
 from cavvy.control.parts import (
     NO_DEVICES,
     ControlParts,
@@ -43,7 +44,6 @@ from cavvy.control.parts import (
     OpenSealed,
     OwnReconciler,
     ServiceKeeper,
-    StandingReconciler,
 )
 from cavvy.control.provider_bills import BillAudit, StorageMeter
 from cavvy.control.provider_pool import ProviderPool, ProviderTasks
@@ -67,7 +67,6 @@ from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import Delivery, EdgeStep, TaskSpec
 from cavvy.domain.values import Struct, field, replace
 from cavvy.frame.discover import load_all, say_left_out
-from cavvy.frame.faults import note_fault
 from cavvy.providers.abilities import (
     CLOSEABLE,
     RUNS_AGENTS_HERE,
@@ -132,7 +131,6 @@ class ControlPlane:
     """
 
     _task: asyncio.Task[None] | None = None
-    _own: Sequence[OwnReconciler] = ()  # the reconcilers of capabilities
 
     def __init__(
         self,
@@ -145,6 +143,7 @@ class ControlPlane:
         ids: JobIds | None = None,
     ) -> None:
         self._outside, self._clock = dependencies, clock
+        self.own = OwnReconcilers(clock)
         self._deferred = self._make_deferred(store)
         self.store = store = self._store = self._deferred.as_store()
         self._providers = providers
@@ -174,9 +173,7 @@ class ControlPlane:
         self.maintenance = MaintenanceService(store, self.pool, clock, self.hint)
         self.reservations = ReservationService(store, self.pool, clock, self.maintenance, self.hint)
         self._tasks = ProviderTasks(clock, self._look_at)
-        found = list(self._make_own())
-        self._own = [made for _, made in found]
-        self._capabilities = {id(made): name for name, made in found}
+        self.own = OwnReconcilers(clock, self._make_own())
 
     def _make_own(self) -> Iterator[tuple[str, OwnReconciler]]:
         parts = ControlParts(
@@ -210,36 +207,25 @@ class ControlPlane:
                 if made is not None:
                     yield capability.name, made
 
-    def _note_fault(self, own: OwnReconciler, what: str, error: Exception) -> None:
-        note_fault(self._capabilities[id(own)], f"{what} ({type(own).__name__})", error)
-
-    @property
-    def standing(self) -> Sequence[StandingReconciler]:
-        """The reconcilers of capabilities that also work besides their keys."""
-        return [each for each in self._own if isinstance(each, StandingReconciler)]
-
     def find(self, kind: type[_T]) -> _T | None:
         """Return the reconciler of this type that a capability has contributed, or None."""
-        return next((each for each in self._own if isinstance(each, kind)), None)
+        return self.own.find(kind)
 
     @property
     def devices(self) -> DeviceKeeper | None:
         """The reconciler that knows the devices at the edge, or None if no capability does."""
-        return next((each for each in self._own if isinstance(each, DeviceKeeper)), None)
+        return self.own.find(DeviceKeeper)  # type: ignore[type-abstract]
 
     @property
     def sweeps(self) -> SweepKeeper | None:
         """The reconciler that knows how sweeps go on, or None if no capability does."""
-        return next((each for each in self._own if isinstance(each, SweepKeeper)), None)
-
-    def _find_owner(self, key: str) -> OwnReconciler | None:
-        return next((each for each in self._own if each.owns(key)), None)
+        return self.own.find(SweepKeeper)  # type: ignore[type-abstract]
 
     def _is_slow(self, key: str) -> bool:
         """Return whether the work for a key waits for a server that a user chose."""
         if is_webhook_key(key):
             return True
-        owner = self._find_owner(key)
+        owner = self.own.find_owner(key)
         return owner is not None and owner.waits_outside
 
     @property
@@ -295,8 +281,8 @@ class ControlPlane:
 
     def _locate(self, service: StoredService) -> str:
         """Return the URL of a service, or "" while no capability answers its requests."""
-        keepers = (each for each in self._own if isinstance(each, ServiceKeeper))
-        return next((each.locate(service) for each in keepers), "")
+        keeper = self.own.find(ServiceKeeper)  # type: ignore[type-abstract]
+        return "" if keeper is None else keeper.locate(service)
 
     def _make_checkpoints(self) -> Checkpoints:
         providers, dependencies = self._providers, self._outside
@@ -438,7 +424,7 @@ class ControlPlane:
         """Return whether this server reconciles the key, or follows what another one does to it."""
         if self._share is None or self._share.owns(key):
             return True
-        return any(each.follows(key) for each in self.standing)
+        return self.own.find_follower(key) is not None
 
     def _announce(self, key: str) -> None:
         if self._share is not None:
@@ -533,13 +519,7 @@ class ControlPlane:
         keys += [*await self._store.unfinished(), *await self._webhooks.unfinished()]
         keys += await self.node_pools.unfinished()
         keys += [*await self.maintenance.unfinished(), *await self.reservations.unfinished()]
-        for each in self._own:
-            try:
-                keys += await each.unfinished()
-            except StoreError:
-                raise
-            except Exception as error:  # noqa: BLE001 - code of others raises anything
-                self._note_fault(each, "does not say what it has to do", error)
+        keys += await self.own.unfinished()
         for key in keys:
             if self._concerns_me(key):
                 self._driver.hint(key, after.get(key, _NOW))
@@ -598,13 +578,13 @@ class ControlPlane:
         """Return whether no work is left; if so, the embedded server may exit."""
         if await self._store.unfinished():
             return False
-        if any([await each.is_needed() for each in self.standing]):
+        if await self.own.any_needed():
             return False
         return not await self.node_pools.any()
 
     async def down(self) -> OrphanReport:
         """Stop all services, pools and jobs, and immediately remove all gangs without a job."""
-        await self.end_standing()
+        await self.own.end_all(None)
         await self.node_pools.stop_all()
         reason = "all jobs are being stopped"
         await self.jobs.stop_waiting(await self._store.unfinished(), reason)
@@ -612,11 +592,6 @@ class ControlPlane:
             job = await self._store.job(job_id)
             await self.jobs.stop(job.project, job.id, reason, release=True)
         return await self.garbage_collector.sweep(remove=True, at_once=True)
-
-    async def end_standing(self, project: str | None = None) -> None:
-        """End what capabilities keep running, such as services, of a project or of all."""
-        for each in self.standing:
-            await each.end_all(project)
 
     async def reconcile(self, key: str) -> timedelta | None:
         """Pass the key to its reconciler, unless another server is responsible for the key."""
@@ -626,9 +601,8 @@ class ControlPlane:
         if not share.valid:
             return _LEASE_PAUSE
         if not share.owns(key):
-            for each in self.standing:
-                if each.follows(key):
-                    return await each.follow(key)
+            if (follower := self.own.find_follower(key)) is not None:
+                return await follower.follow(key)
             share.send(SignalKind.HINT, key)
             return None
         with share.working(key), suppress(LeaseLost):
@@ -660,20 +634,13 @@ class ControlPlane:
         ):
             if is_kind(key):
                 return await reconcile(key)
-        if (owner := self._find_owner(key)) is not None:
-            try:
-                return await owner.reconcile(key)
-            except StoreError:
-                raise
-            except Exception as error:
-                self._note_fault(owner, "fails in its work", error)
-                raise
+        if (owner := self.own.find_owner(key)) is not None:
+            return await self.own.reconcile(owner, key)
         return await self._reconcile_job(key)
 
     async def _reconcile_job(self, job_id: str) -> timedelta | None:
         again = await self._jobs.reconcile(job_id)
-        for each in self.standing:
-            await each.note_job(job_id)
+        await self.own.note_job(job_id)
         return again
 
     async def _sweep(self, key: str) -> timedelta | None:
@@ -682,8 +649,7 @@ class ControlPlane:
         again = await self.garbage_collector.reconcile(key)
         await self.advisor.history.forget()
         await StorageMeter(self._store, self.pool, self._clock).run()
-        for each in self.standing:
-            await each.sweep()
+        await self.own.sweep()
         await post_discounts(self._store, self._outside.discounts, self._clock.now())
         if self._outside.tidy is not None:
             await self._outside.tidy(self._clock.now())
@@ -693,8 +659,7 @@ class ControlPlane:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._driver.run())
             group.create_task(self._settle())
-            for each in self.standing:
-                group.create_task(each.run())
+            self.own.start(group)
             if self._share is not None:
                 group.create_task(self._share.keep(self._take_up))
                 group.create_task(self._share.exchange(self.agents.memory, self._clock))
@@ -714,8 +679,7 @@ class ControlPlane:
                 keys += await self._store.dependencies.waiting_for_any([*seen.keys() - found])
                 if count % _WEBHOOKS_EVERY == 0:
                     keys += await self._webhooks.unfinished()
-                for each in self.standing:
-                    keys += await each.unfinished()
+                keys += await self.own.unfinished(again=True)
                 keys += await self.maintenance.unfinished()
                 keys += await self.reservations.unfinished()
             except StoreError as error:

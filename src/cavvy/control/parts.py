@@ -110,7 +110,9 @@ class StandingReconciler:
         raise NotImplementedError
 
     async def run(self) -> None:
-        """Work until this task is cancelled. An error stops the control plane."""
+        """Work until this task is cancelled. After an error it is called again, with growing
+        pauses: at its end it must leave nothing that keeps it from beginning anew.
+        """
 
     def follows(self, key: str) -> bool:
         """Return whether each server looks at the key, also those that do not reconcile it."""

@@ -111,10 +111,10 @@ def service_of_calls(key: str) -> str:
     return key.removeprefix(_CALLS)
 
 
-_FIRST_PAUSE = timedelta(
+FIRST_PAUSE = timedelta(
     seconds=1
 )  # delay after a key's first failure; doubles with each consecutive failure
-_LONGEST_PAUSE = timedelta(minutes=2)
+LONGEST_PAUSE = timedelta(minutes=2)
 WIDTH = 16  # the number of keys that one driver reconciles at a time
 _RESTS = 6  # rounds of a busy event loop between the starts of two passes
 _log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class ReconcilerDriver:
     def _pause(self, key: str) -> timedelta:
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        return min(_LONGEST_PAUSE, _FIRST_PAUSE * (1 << min(failures, 10)))
+        return min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(failures, 10)))
 
 
 class SeparateDrivers:

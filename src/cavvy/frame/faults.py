@@ -28,6 +28,8 @@ _faults: dict[tuple[str, str], Fault] = {}
 
 def note_fault(capability: str, what: str, why: object) -> None:
     """Keep a fault. The log says it the first time, with the traceback of an exception."""
+    while isinstance(why, ExceptionGroup) and len(why.exceptions) == 1:
+        (why,) = why.exceptions  # the group of the tasks names no reason
     error = why if isinstance(why, Exception) else None
     text = f"{type(why).__name__}: {why}" if error is not None else str(why)
     known = _faults.get((capability, what))

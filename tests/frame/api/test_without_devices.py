@@ -3,6 +3,8 @@
 import pytest
 from tests.api.api_state import Api, until
 
+from cavvy.control.clock import WallClock
+from cavvy.control.own_reconcilers import OwnReconcilers
 from cavvy.control.parts import NO_DEVICES
 from cavvy.server.open_state import make_tidy
 
@@ -11,7 +13,7 @@ COLLECTS = "{name: s, edge: {collect: m, samples: 1, into: s.jsonl}}"
 
 def take_out(api: Api, patch: pytest.MonkeyPatch) -> None:
     """Leave all capabilities' reconcilers out, as if their folders were deleted."""
-    patch.setattr(api.app_state.control_plane, "_own", ())
+    patch.setattr(api.app_state.control_plane, "own", OwnReconcilers(WallClock()))
 
 
 async def test_what_needs_devices_is_refused(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

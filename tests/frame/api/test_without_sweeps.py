@@ -4,6 +4,8 @@ import pytest
 from tests.api.api_state import Api
 from tests.records import make_job_record
 
+from cavvy.control.clock import WallClock
+from cavvy.control.own_reconcilers import OwnReconcilers
 from cavvy.control.sweep_keeper import NO_SWEEPS
 from cavvy.domain.events import Event
 from cavvy.domain.tasks import SweepSearch, SweptParam, TaskSpec
@@ -11,7 +13,7 @@ from cavvy.store.open import MemoryStore
 
 
 async def test_what_searches_is_refused(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api.app_state.control_plane, "_own", ())
+    monkeypatch.setattr(api.app_state.control_plane, "own", OwnReconcilers(WallClock()))
     text = "{name: t, run: x, sweep: {lr: [1, 2]}, best: 'l:min', %s}"
     for field, more in (("best", "trials: 2"), ("stop_early", "stop_early: asha")):
         answer = await api.post_job(text % more)
@@ -23,7 +25,7 @@ async def test_what_searches_is_refused(api: Api, monkeypatch: pytest.MonkeyPatc
 async def test_jobs_of_a_stored_search_go_on(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each gets another combination, once."""
     control, store, now = api.app_state.control_plane, MemoryStore(), api.app_state.now()
-    monkeypatch.setattr(control, "_own", ())
+    monkeypatch.setattr(control, "own", OwnReconcilers(WallClock()))
     monkeypatch.setattr(control.agents, "_store", store)
     sweep = (SweptParam("lr", (1, 2, 3), ("1", "2", "3")),)
     task = TaskSpec(name="t", run="x", sweep=sweep, search=SweepSearch(metric="l"), trials=3)

@@ -93,7 +93,7 @@ async def down(request: Request, app_state: AppState, ask: wire.DownAsk) -> wire
 async def empty_project(app_state: AppState, project: str, jobs: Sequence[JobSummary]) -> None:
     """End the services of a project, stop its pools and jobs, and release all its nodes."""
     control_plane = app_state.control_plane
-    await control_plane.end_standing(project)
+    await control_plane.own.end_all(project)
     await control_plane.node_pools.stop_all(project)
     reason = f"project {project} is being removed"
     await control_plane.jobs.stop_waiting([job.id for job in jobs], reason)

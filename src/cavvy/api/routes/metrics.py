@@ -67,8 +67,7 @@ async def metrics(request: Request, app_state: AppState, projects: ProjectFilter
     await _add_gangs(figures, app_state, projects)
     await _add_money(figures, app_state, projects)
     _add_attempts(figures, app_state.control_plane.attempt_counts, projects)
-    for each in app_state.control_plane.standing:
-        await each.add_figures(figures, projects)
+    await app_state.control_plane.own.add_figures(figures, projects)
     if projects is None:
         _add_calls(figures, app_state.control_plane.pool.calls)
     accept = request.headers.get("accept", "")
@@ -314,8 +313,7 @@ def _find_problem(app_state: AppState, inside: bool) -> str:
         )
     if shortage := describe_open_files():
         return shortage
-    problems = (each.find_problem() for each in app_state.control_plane.standing if inside)
-    return next(filter(None, problems), "")
+    return app_state.control_plane.own.find_problem() if inside else ""
 
 
 @router.post("/v1/server/stop", rule=on_installation(Permission.OPERATE))
