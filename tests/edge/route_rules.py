@@ -34,3 +34,9 @@ READS = {
     "/edge/v1/settings": ("machine", None),
 }
 OPEN = ("/edge/v1/script", "/edge/v1/nonce", "/edge/v1/token")
+# requests that are refused, for `tests/api/api/test_api_jobs.py`: method, path, status and code
+REFUSED = [
+    ("GET", "/edge/v1/check-in", 405, "wrong-method"),
+    ("POST", "/edge/v1/check-in/", 404, "not-found"),
+    ("POST", "/edge/v1/check-in", 403, "forbidden"),
+]

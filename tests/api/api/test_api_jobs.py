@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.api.api_state import Api, until
+from tests.own_parts import read_own, reads_other_tools
 from tests.planner.unit.test_planner_transfers import Bucket
 from tests.store.unit.test_bucket_regions import Storages, storages
 
@@ -41,6 +42,7 @@ async def test_a_submission_is_stored_and_shown(api: Api) -> None:
     assert by_id["name"] == "train"
 
 
+@reads_other_tools
 async def test_what_the_command_line_said_is_honoured_and_kept(api: Api) -> None:
     origin = {"dialect": "SkyPilot", "overrides": '{"env": {"A": "b"}, "limits": {"budget": "3"}}'}
     made = await api.submit("{name: Train, run: echo $A}", origin=origin)
@@ -736,9 +738,7 @@ async def test_cost_adds_up(api: Api) -> None:
         ("POST", "/v1/projects/default/jobs/none/drill/preempt", 404, "job-not-found"),
         ("GET", "/v1/nothing", 404, "not-found"),
         ("DELETE", "/v1/jobs", 405, "wrong-method"),
-        ("GET", "/edge/v1/check-in", 405, "wrong-method"),
-        ("POST", "/edge/v1/check-in/", 404, "not-found"),
-        ("POST", "/edge/v1/check-in", 403, "forbidden"),
+        *(row for each in read_own("route_rules") for row in getattr(each, "REFUSED", ())),
         ("GET", "/v1/jobs?limit=0", 422, "invalid-request"),
         ("GET", "/v1/jobs?limit=x", 422, "invalid-request"),
         ("GET", "/v1/projects/No_Such/jobs", 422, "invalid-request"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.own_parts import read_own
 
 from cavvy import named_files
 from cavvy.cli.main import cli
@@ -61,19 +62,19 @@ def test_folders_and_missing_files_fail_as_they_do_elsewhere(tmp_path: Path) -> 
     assert read_named(tmp_path / "some", 2) == b"01"
 
 
+OWN = [each for each in read_own("piped")]
+
+
 @pytest.mark.parametrize(
     "words",
     [
+        *(words for each in OWN for words in each.WORDS),
         "validate PIPE",
         "run PIPE",
         "serve PIPE",
         "plan PIPE",
-        "convert PIPE",
-        "batch PIPE",
-        "dev PIPE",
         "image build PIPE",
         "pool apply PIPE",
-        "estimate --profile PIPE",
         "run --env-file PIPE FILE",
         "secret set name --file PIPE",
         "login https://192.0.2.1 --token-file PIPE",
@@ -91,7 +92,7 @@ def test_commands_do_not_wait_for_a_pipe_into_which_nothing_writes(
     assert "no program has opened it to write" in done.output
 
 
-@pytest.mark.parametrize("command", ["estimate", "profile", "tune"])
+@pytest.mark.parametrize("command", [word for each in OWN for word in each.OF_SCRIPTS])
 def test_a_training_script_is_a_file(command: str, pipe: Path) -> None:
     done = CliRunner().invoke(cli, [command, str(pipe)])
     assert done.exit_code == 2, done.output

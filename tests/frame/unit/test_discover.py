@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.own_parts import reads_other_tools
 
 from cavvy.frame.capability import Capability
 from cavvy.frame.discover import _choose, find_capabilities
@@ -111,7 +112,7 @@ def test_type_checkers_read_what_capabilities_export() -> None:
     found = {
         name.asname: f"{each.module}:{name.name}"
         for each in typed
-        if isinstance(each, ast.ImportFrom) and (each.module or "").startswith("cavvy.capabilities")
+        if isinstance(each, ast.ImportFrom) and _is_installed(each.module or "")
         for name in each.names
     }
     named = {
@@ -121,6 +122,11 @@ def test_type_checkers_read_what_capabilities_export() -> None:
         for each in one.exports
     }
     assert found == named
+
+
+def _is_installed(module: str) -> bool:
+    parts = module.split(".")
+    return parts[:2] == ["cavvy", "capabilities"] and parts[2] in OWN
 
 
 def list_taken(name: str) -> tuple[list[Capability], set[str]]:
@@ -150,14 +156,16 @@ def test_imports_between_capabilities_are_those_that_they_declare() -> None:
     apart = text[text.index("[importlinter:contract:capabilities-apart]") :]
     listed = re.findall(r"capabilities\.(\w+)\.\*\* -> cavvy\.capabilities\.(\w+)\.\*\*", apart)
     assert len(listed) == apart.count("->")
-    assert set(listed) == {
+    assert {pair for pair in listed if {*pair} <= {*OWN}} == {
         (each.name, other)
         for each in find_capabilities().capabilities
         for other in (*each.needs, *each.uses)
+        if other in OWN
     }
 
 
-def test_own_files_are_read_without_the_importers(source: Path, tmp_path: Path) -> None:
+@reads_other_tools
+def test_own_files_are_read_without_those_of_other_tools(source: Path, tmp_path: Path) -> None:
     (tmp_path / "task.yaml").write_text("name: own\nrun: echo hi\n")
     (tmp_path / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun hostname\n")
     (tmp_path / "pool.yaml").write_text("name: p\nmax: 2\nresources: {cpu: 2}\n")
@@ -178,7 +186,10 @@ assert read_pool(open("pool.yaml").read(), file="pool.yaml", project="default").
 assert load_script("job.sbatch", []) is None
 print(refused("job.sbatch"), refused("task.yaml", dialect="slurm"), sep="\\n")
 """
-    with left_out("importers", source, tmp_path):
+    readers = [each.name for each in find_capabilities().capabilities if each.task_files]
+    with ExitStack() as stack:
+        for name in readers:
+            stack.enter_context(left_out(name, source, tmp_path))
         done = subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,

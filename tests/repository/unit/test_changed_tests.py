@@ -33,7 +33,7 @@ def chosen(*changed: str) -> set[str]:
         # far below what the test imports itself
         ("src/cavvy/domain/units.py", "test_scheduler_queue", "test_mounts"),
         # loaded by the names of a command and of a provider
-        ("src/cavvy/capabilities/choose/tco.py", "test_compare", "test_cli_wait"),
+        ("src/cavvy/cli/export.py", "test_export_ecs", "test_cli_wait"),
         ("src/cavvy/providers/runpod.py", "test_provider_runpod", "test_provider_vast"),
         ("src/cavvy/providers/lambda_cloud.py", "test_provider_lambda", "test_provider_vast"),
         # a file that is no module
@@ -44,7 +44,7 @@ def chosen(*changed: str) -> set[str]:
         ("README.md", "test_docs_pages", "test_readers"),
         ("examples/digits/task.yaml", "test_spec_docs", "test_provider_vast"),
         ("scripts/docs/generate.py", "test_docs_pages", "test_readers"),
-        ("tests/train/plain.py", "test_tuning_plain", "test_readers"),
+        ("tests/train/short.py", "test_train_restarts", "test_readers"),
         # what all files must keep to
         ("Dockerfile", "test_plain_words", "test_readers"),
         ("src/cavvy/providers/vast.py", "test_ways_to_jobs", "test_gateway_haproxy_tls"),

@@ -12,10 +12,9 @@ import click
 import pytest
 import yaml
 from scripts.docs import cli as reference
-from scripts.docs import decisions, pictures, providers, site
+from scripts.docs import decisions, providers, site
 from scripts.docs import python as interface
 
-from cavvy.capabilities.choose.diagram import list_pictures
 from cavvy.cli.main import COMMANDS, MERGED, SECTIONS, cli
 from cavvy.providers.abilities import ABILITIES
 from cavvy.providers.registry import manifests
@@ -106,14 +105,6 @@ def test_decisions_that_files_name_by_number_are_there(files: list[str]) -> None
         for match in named.findall(page.read_text("utf-8"))
         if (number := match[0] or match[1]) not in numbers
     } == set()
-
-
-def test_pictures_and_values_of_costs_are_fresh() -> None:
-    assert pictures.PAGE.read_text("utf-8") == pictures.make_page(pictures.PAGE.read_text("utf-8"))
-    for name, draw in list_pictures().items():
-        for folder in (pictures.FOLDER, pictures.CONSOLE):
-            path = folder / f"choose-{name}.svg"
-            assert path.read_text("utf-8") == draw(), "run: python scripts/docs/pictures.py"
 
 
 def test_the_reference_of_commands_is_fresh() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from tests.own_parts import reads_other_tools
 
 from cavvy.cli.main import cli
 from cavvy.cli.task import submission
@@ -62,10 +63,15 @@ def find(folder: Path, text: str, overrides: str = "") -> list[DoubtfulFolder]:
         ("workdir: ../link", "private", "outside of"),
         ("workdir: ../../private", "private", "outside of"),
         ("workdir: ../../.ssh", ".ssh", "credentials"),
-        ("resources: {cpus: 1}\nworkdir: ~/.ssh", ".ssh", "credentials"),
-        ("resources: {cpus: 1}\nworkdir: ~/private", "private", "outside of"),
-        ("type: task\nrepos: ['~/.ssh']\ncommands: [x]", ".ssh", "credentials"),
-        ("type: task\nrepos: ['~/private']\ncommands: [x]", "private", "outside of"),
+        *(
+            pytest.param(*row, marks=reads_other_tools)
+            for row in (
+                ("resources: {cpus: 1}\nworkdir: ~/.ssh", ".ssh", "credentials"),
+                ("resources: {cpus: 1}\nworkdir: ~/private", "private", "outside of"),
+                ("type: task\nrepos: ['~/.ssh']\ncommands: [x]", ".ssh", "credentials"),
+                ("type: task\nrepos: ['~/private']\ncommands: [x]", "private", "outside of"),
+            )
+        ),
     ],
 )
 def test_a_folder_that_the_file_has_no_right_to_is_named_with_its_size(
@@ -132,6 +138,7 @@ def find_folder(folder: Path) -> Path:
     return find_parts(loaded.task, loaded.source, loaded.folder)[""].resolve()
 
 
+@reads_other_tools
 @pytest.mark.parametrize(
     ("text", "named"),
     [
@@ -160,6 +167,7 @@ def test_other_files_outside_of_the_repository_need_a_question_too(
             find(repository, text)
 
 
+@reads_other_tools
 def test_files_of_the_repository_and_of_a_named_folder_need_none(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,21 +197,13 @@ def test_a_link_of_a_repository_is_not_what_the_user_names(
     assert find_exit(Path("inner")) is None
     (repository.parent / "data").symlink_to("private")  # the user's own
     assert find_exit(repository.parent / "data") is None
-    edge = pytest.importorskip("cavvy.capabilities.edge.model_command")
-    with pytest.raises(CommandFailure, match="leads out of its repository"):
-        edge._find_files("link", repository / "x")
-    dev = pytest.importorskip("cavvy.capabilities.dev.command")
-    with pytest.raises(CommandFailure, match="leads out of its repository"):
-        dev._find_sync(Path("link"))
-    assert dev._find_sync(private) == private
 
 
 def test_a_link_that_the_user_has_made_is_asked_for(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which of both made it, no file says; --yes does not agree to it."""
-    dev = pytest.importorskip("cavvy.capabilities.dev.command")
-    private, asked, answers = repository.parent / "private", list[str](), iter([False, True])
+    asked, answers = list[str](), iter([False, True])
 
     def confirm(question: str, **more: object) -> None:
         asked.append(question)
@@ -215,14 +215,15 @@ def test_a_link_that_the_user_has_made_is_asked_for(
     with pytest.raises(click.Abort):
         check_output(Path("link/out.json"))
     check_output(Path("link/out.json"))
-    assert dev._find_sync(Path("link")) == private  # asked once
+    check_output(Path("link/other.json"))  # asked once
     assert asked == ["write there?"] * 2
     (repository / "link").unlink()
     (repository / "link").symlink_to(repository.parent)
     with pytest.raises(StopIteration):  # it leads elsewhere now
-        dev._find_sync(Path("link"))
+        check_output(Path("link/out.json"))
 
 
+@reads_other_tools
 def test_a_program_names_what_it_sends_for_a_file(repository: Path) -> None:
     file, private = repository / "a.yaml", repository.parent / "private"
     file.write_text("resources: {cpus: 1}\nfile_mounts: {/tmp/x: ~/private}\nrun: x\n")
@@ -265,19 +266,6 @@ def test_what_a_command_writes_follows_no_link_out_of_a_repository(repository: P
             command
         )
         assert (result.exit_code, os.listdir(private)) == (2, ["diary"])
-
-
-def test_a_folder_with_the_users_keys_is_not_mirrored(
-    repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dev = pytest.importorskip("cavvy.capabilities.dev.command")
-    monkeypatch.setenv("CAVVY_HOME", str(repository / ".state" / "cavvy"))
-    for folder in (Path.home(), repository, repository / ".state"):
-        with pytest.raises(CommandFailure, match="keys that a session must not read"):
-            dev._find_sync(folder)
-    assert dev._find_sync(repository / "src") == repository / "src"
-    result = CliRunner().invoke(cli, ["dev", "--sync", str(Path.home())])
-    assert (result.exit_code, "nothing was sent" in result.output) == (2, True)
 
 
 def test_the_server_of_an_engine_needs_no_question(repository: Path) -> None:
