@@ -11,6 +11,7 @@ ROOMS = ("cli", "sdk", "capabilities")
 # what runs on devices, nodes and servers, in folders of their own, and programs for users to change
 ELSEWHERE = (
     *("edge/on_device", "functions/on_node", "importers/slurm/node_tools.py", "templates"),
+    "importers/slurm/node_queries.py",
     *("serving/decide", "serving/gateway", "serving/server"),
 )
 # methods and functions that write to a path of this machine; `Landing` and `new_file` have others

@@ -27,7 +27,8 @@ def read(*lines: str, commands: str = "hostname\n") -> TaskSpec:
         (["-l select=2:ncpus=8:mem=16gb"], 2, 8, 16384),
         (["-l select=1:ncpus=8+1:ncpus=8"], 2, 8, None),
         (["-l select=ncpus=4:mem=500mb,walltime=60"], 1, 4, 500),
-        (["-l nodes=3:ppn=12", "-l mem=64gb"], 3, 12, 65536),
+        (["-l nodes=3:ppn=12", "-l mem=63gb"], 3, 12, 21504),  # of the whole job
+        (["-l pmem=2gb,nodes=2:ppn=4"], 2, 4, 8192),  # of each process
         (["-lncpus=4,mem=1048576kb"], 1, 4, 1024),
         (["-N x"], 1, None, None),
         (["-l nodes=4"], 4, None, None),
@@ -196,3 +197,21 @@ def test_a_script_may_begin_with_a_comment() -> None:
     (task,) = found.tasks
     assert (task.resources.cpus_min, task.resources.memory_min_mib) == (12, 32768)
     assert found.kept == ()
+
+
+def test_space_on_a_disk_and_what_only_a_cray_has() -> None:
+    assert read("-l ncpus=4,jobfs=1500GB").resources.disk_gib == 1500
+    with pytest.raises(SpecError, match="counts the processes of `aprun`") as error:
+        parse_task(f"{HEAD}#PBS -l mppwidth=512\naprun ./a\n", file="a.pbs")
+    assert "a.pbs:2:" in str(error.value)
+
+
+def test_a_script_may_begin_with_an_empty_line() -> None:
+    found = parse_file("\n#!/bin/bash   \n#PBS -l select=1:ncpus=2\nx\n", file="a.sh")
+    assert (found.kind, found.tasks[0].resources.cpus_min) == ("PBS", 2)
+
+
+def test_names_that_a_node_lacks_are_said() -> None:
+    text = f"{HEAD}#PBS -l ncpus=4\npython a.py $PBS_NCPUS $PBS_SITE\n"
+    found = parse_file(text, file="a.pbs")
+    assert [(each.line, each.key) for each in found.kept] == [(3, "$PBS_SITE")]

@@ -9,6 +9,7 @@ import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -462,3 +463,125 @@ def test_beginnings_and_other_names_of_options() -> None:
     assert (task.name, task.nodes, task.resources.cpus_min) == ("short", 2, 3)
     with pytest.raises(SpecError, match="sbatch has no option --cpus"):  # of a task, or of a GPU
         parse_task(f"{HEAD}#SBATCH --cpus=2\ntrue\n", file="job.sbatch")
+
+
+def test_tasks_of_each_gpu() -> None:
+    plan = read_plan("--gpus-per-node=4 -N 2 --ntasks-per-gpu=1 -c 8")
+    assert (plan["ntasks"], plan["per_node"], plan["set"]["SLURM_NTASKS_PER_GPU"]) == (8, 4, "1")
+    with pytest.raises(SpecError, match="--ntasks-per-gpu needs GPUs"):
+        read("--ntasks-per-gpu=1")
+
+
+def read_plan(line: str) -> dict[str, Any]:
+    found = parse_file(f"{HEAD}#SBATCH {line}\nsrun x\n", file="a.sh")
+    plan: dict[str, Any] = json.loads(found.before)
+    return plan
+
+
+def test_variables_of_memory_are_those_of_the_option(tmp_path: Path) -> None:
+    show = 'echo "$SLURM_MEM_PER_NODE,$SLURM_MEM_PER_CPU,$SLURM_GPUS,$SLURM_JOB_QOS"\n'
+    for line, said in (
+        ("--mem=1G -c 2", "1024,,,\n"),
+        ("--mem-per-cpu=500 -c 2 --qos=long", ",500,,long\n"),
+        ("-G 2 -n 2", ",,2,\n"),
+    ):
+        assert run_script(tmp_path, f"#SBATCH {line}", show) == (0, said)
+
+
+@pytest.mark.parametrize(
+    ("commands", "names"),
+    [
+        ("cd $SLURM_TMPDIR; echo ${SLURM_JOB_ID} $SLURMD_NODENAME\n", []),
+        ("tar -C $SLURM_SITE_SCRATCH\necho $SLURM_SITE_SCRATCH\n", ["$SLURM_SITE_SCRATCH"]),
+        ("echo ${SLURM_OTHER:-x} ${SLURM_OTHER+set} # $SLURM_LATER\n", []),
+        ("SLURM_MINE=1\necho $SLURM_MINE\n#echo $SLURM_NOT\n", []),
+        ("OMP_NUM_THREADS=2 aprun -n 4 ./a\ntime ibrun ./b\n", ["aprun", "ibrun"]),
+        ("echo aprun; x=$(seff 1)\n", ["seff"]),
+    ],
+)
+def test_names_that_a_node_lacks_are_said(commands: str, names: list[str]) -> None:
+    found = parse_file(f"{HEAD}#SBATCH -n 1\n{commands}", file="a.sh")
+    assert [each.key for each in found.kept] == names
+
+
+def test_options_of_plug_ins_and_unknown_ones() -> None:
+    found = parse_file(f"{HEAD}#SBATCH --nvmps -n 2\n#SBATCH --quotatype=auto\nx\n", file="a.sh")
+    assert [each.key for each in found.kept] == ["--nvmps", "--quotatype"]
+    assert json.loads(found.before)["ntasks"] == 2
+    with pytest.raises(SpecError, match="a plug-in of one cluster"):
+        read("--frobnicate=yes")
+
+
+def test_a_step_in_an_image_of_its_own_is_refused_unless_the_job_has_one() -> None:
+    text = f"{HEAD}#SBATCH -n 1\nsrun -l \\\n  --container-image=a:1 x\n"
+    with pytest.raises(SpecError, match="a step runs in the image of the job") as error:
+        parse_task(text, file="a.sh")
+    assert "a.sh:4:" in str(error.value)
+    task = parse_task(text, file="a.sh", options=ReadOptions(overrides="image: b:2"))
+    assert task.image == "b:2"
+    options, command = node_tools.parse_step(
+        ["--container-image=a:1", "--no-container-mount-home", "x"]
+    )
+    assert (options["container-image"], command) == ("a:1", ["x"])
+
+
+def test_a_job_asks_for_itself(tmp_path: Path) -> None:
+    code, said = run_script(
+        tmp_path,
+        "#SBATCH -t 1-02:00 -J mine -c 2 --mem=2G -o out.txt",
+        "squeue -j $SLURM_JOB_ID -h -o '%j|%t|%l|%D|%C'\n"
+        "squeue -h -j $SLURM_JOB_ID --Format TimeLimit:12\n"
+        "squeue -u me -ho %.6j\n"
+        "sacct -nPj $SLURM_JOB_ID -o JobName,State,NCPUS,ReqMem\n"
+        "scontrol show job $SLURM_JOB_ID | grep -oP 'StdOut=\\K\\S+'\n"
+        "scontrol show job $SLURM_JOB_ID | awk -F= '/TimeLimit/{print $3}'\n"
+        "squeue -j 1 -h\n",
+    )
+    assert (code, said.splitlines()[:6]) == (
+        0,
+        [
+            "mine|R|1-02:00:00|1|2",
+            "1-02:00:00  ",
+            "  mine",
+            "mine|RUNNING|2|2048M",
+            str(tmp_path / "out.txt"),
+            "1-02:00:00 TimeMin",
+        ],
+    )
+    assert "Invalid job id specified: 1" in said
+
+
+def test_columns_of_sacct_have_titles_and_absent_fields_are_named(tmp_path: Path) -> None:
+    code, said = run_script(
+        tmp_path, "#SBATCH -J mine", "sacct -j $SLURM_JOB_ID --format=JobName%6,MaxRSS,State\n"
+    )
+    assert (code, said.splitlines()) == (
+        0,
+        [
+            "JobName"[:6] + "     MaxRSS      State ",
+            "------ ---------- ---------- ",
+            "  mine               RUNNING ",
+            "cavvy: no values are known here for MaxRSS",
+        ],
+    )
+
+
+def test_a_job_ends_itself(tmp_path: Path) -> None:
+    for commands in ("scancel $SLURM_JOB_ID\n", "trap 'exit 0' TERM; scancel $SLURM_JOB_ID\n"):
+        code, said = run_script(tmp_path, "#SBATCH -n 1", f"{commands}echo on\n")
+        assert code == 143
+        assert "CANCELLED" in said
+        assert "on\n" not in said
+    code, said = run_script(
+        tmp_path,
+        "#SBATCH -n 1",
+        "trap 'echo got' USR1\nscancel -b -s USR1 $SLURM_JOB_ID\nscancel 7\n",
+    )
+    assert (code, "got" in said, "can end only itself" in said) == (1, True, True)
+
+
+def test_the_file_that_sbatch_makes_is_there_if_the_script_names_it(tmp_path: Path) -> None:
+    code, said = run_script(
+        tmp_path, "#SBATCH -n 1", "echo a\nsleep 0.1; cat slurm-$SLURM_JOB_ID.out\n"
+    )
+    assert (code, said) == (0, "a\na\n")

@@ -218,10 +218,10 @@ def find_batch_system(text: str, dialect: Dialect | None) -> Dialect | None:
     """
     if dialect is not None:
         return dialect if dialect in (Dialect.SLURM, Dialect.PBS) else None
-    if not text.startswith("#"):
+    # qsub takes a script without #!, which may begin with a comment or empty lines
+    if not text.lstrip().startswith("#"):
         return None
     for word, found in (("SBATCH", Dialect.SLURM), ("PBS", Dialect.PBS)):
-        # qsub takes a script without #!, which may begin with a comment
         if re.search(rf"^#{word}\s", text, re.MULTILINE) and (word == "PBS" or text[:2] == "#!"):
             return found
     return None

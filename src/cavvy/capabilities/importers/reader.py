@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # For some keys of Cavvy's task file, the keys of other tools that have the same meaning. If the
 # command line overrides the Cavvy key, these keys are replaced, too.
 _OVERRIDDEN = {
-    "image": ("resources.image_id", "image", "registry_auth"),
+    "image": ("resources.image_id", "image", "registry_auth", "srun --container-image"),
     "resources.gpu": (
         *("resources.accelerators", "resources.gpu"),
         *("--gres", "--gpus", "--gpus-per-node", "--gpus-per-task", "--constraint"),

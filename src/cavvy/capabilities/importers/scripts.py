@@ -43,7 +43,7 @@ def is_script(path: Path, text: str) -> bool:
     """
     first = text.partition("\n")[0]
     found = _DIRECTIVES.search(text)
-    if found and (first.startswith("#!") or (found[1] == "PBS" and text.startswith("#"))):
+    if found and (first.startswith("#!") or (found[1] == "PBS" and text.lstrip().startswith("#"))):
         return False
     known = path.suffix in (*_INTERPRETERS, SUFFIX) or path.name in (*_MAKEFILES, PROJECT)
     return known or (first.startswith("#!") and "cavvy" not in first and not _looks_like_yaml(path))

@@ -27,7 +27,7 @@ from cavvy.spec import SpecError
 from cavvy.spec.problems import SpecProblem
 from cavvy.spec.support import object_to_service
 from cavvy.spec.workdir import FreezeError, list_folder
-from cavvy.task_files import Translation
+from cavvy.task_files import CAVVY, Translation
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -46,7 +46,8 @@ def check_task(
     """Check that the task's files exist and that no option is misspelt. The task's providers,
     regions and instance types must be in the catalog or at a configured provider. If `whole` is
     true, the sizes of the task's files must be permitted, too, and at least one offer must meet the
-    task's resources and limits. `folder` is the folder of the task file. Configured providers are
+    task's resources and limits, or a note says that none does, if the file is of another tool.
+    `folder` is the folder of the task file. Configured providers are
     queried only about names that the catalog lacks. Returns notes about what only a provider that
     is not configured can tell, and about checkpoints. Raises SpecError with all problems, or
     CommandFailure.
@@ -61,7 +62,9 @@ def check_task(
         unknown = [*_list_misspelt(task), *_list_unknown(task)]
         texts += unknown
         if whole and not unknown and (impossible := _explain_impossible(task, folder)):
-            (notes if impossible.is_gap else texts).append(impossible.text)
+            # the file of another tool was written for its cluster, which may have what no list has
+            is_gap = impossible.is_gap or source.kind != CAVVY
+            (notes if is_gap else texts).append(impossible.text)
     if texts:
         found = [
             SpecProblem(file=file, line=0, column=0, message=each) for each in dict.fromkeys(texts)

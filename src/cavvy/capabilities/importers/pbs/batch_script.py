@@ -21,6 +21,7 @@ from cavvy.capabilities.importers.script_lines import (
     split_words,
     take_line,
 )
+from cavvy.capabilities.importers.slurm.batch_script import say_missing
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     IndexRange,
@@ -75,12 +76,15 @@ _ATTRIBUTES = {
 _UNUSED = {
     **dict.fromkeys(("place", "naccesspolicy", "qos", "feature", "host", "vnode"), _CLUSTER),
     **dict.fromkeys(("filesystems", "software", "arch", "cput", "pcput", "min_walltime"), _CLUSTER),
-    "file": "--disk asks for space",
-    **dict.fromkeys(
-        ("scratch", "scratch_local", "scratch_ssd", "scratch_shared"), "--disk asks for space"
-    ),
+    "scratch_shared": "name a volume for files that several jobs share",
+    "storage": f"{_CLUSTER}; a volume or `inputs` in a Cavvy file brings data",
 }
+# resources that are space on a disk of each node
+_DISKS = ("file", "jobfs", "scratch", "scratch_local", "scratch_ssd", "localscratch", "tmp")
+_CRAY = "it counts the processes of `aprun`, which no node has; write select=NODES:ncpus=NUMBER"
 _SIZES = {"k": 10, "m": 20, "g": 30, "t": 40, "": 0}
+# resources that may stand outside of a chunk
+_JOB = split_words("ncpus mem vmem pmem pvmem ngpus gpus mpiprocs procs")
 _KEYS = ("nodes", "resources.cpu", "resources.memory", "resources.gpu")
 
 
@@ -94,6 +98,7 @@ class _Chunk(Struct, frozen=True, kw_only=True):
     gpus: int = 0
     kind: str = ""
     memory_mib: int = 0
+    disk_mib: int = 0
     is_stated: bool = False
 
 
@@ -107,6 +112,7 @@ def translate(text: str, notes: ProblemNotes) -> Translation:
     except DirectiveError as error:
         notes.add(error.mark, error.message, expected=error.expected)
         return Translation(kind=Dialect.PBS, what="batch script")
+    say_missing(text, "PBS", kept)
     task, plan = reader.make_task(text.replace("\r\n", "\n"))
     return Translation(
         kind=Dialect.PBS,
@@ -233,6 +239,7 @@ class _PbsScriptReader:
                 accelerators=needs,
                 cpus_min=float(chunk.cpus) if chunk.is_stated and chunk.cpus else None,
                 memory_min_mib=chunk.memory_mib or None,
+                disk_gib=-(-chunk.disk_mib // 1024) or None,
             ),
             limits=JobLimits(duration=timedelta(seconds=seconds) if seconds else None),
             retry=RetryPolicy(preemption=0, node=0) if again == "n" else RetryPolicy(),
@@ -335,7 +342,9 @@ class _PbsScriptReader:
         self._marks |= dict.fromkeys(_KEYS, mark)
         job: dict[str, str] = {}
         for name, (value, at) in list(resources.items()):
-            if name in ("ncpus", "mem", "vmem", "pmem", "ngpus", "gpus", "mpiprocs", "procs"):
+            if name.startswith("mpp"):
+                self._kept.refuse(at, f"-l {name}", _CRAY)
+            elif name in (*_JOB, *_DISKS):
                 job[name] = value
                 self._marks |= dict.fromkeys(_KEYS, at) if not (select or nodes) else {}
                 resources.pop(name)
@@ -344,7 +353,11 @@ class _PbsScriptReader:
                 self._kept.note(at, f"-l {name}", reason)
         if not job:
             return chunk
-        return self._add_values(chunk, job, self._marks["nodes"])
+        whole = self._add_values(chunk, job, self._marks["nodes"])
+        if not {"mem", "vmem"} & {*job}:
+            return whole
+        # what is not a part of a chunk is of the whole job
+        return replace(whole, memory_mib=-(-whole.memory_mib // whole.count))
 
     def _read_select(self, text: str, mark: SourceMark) -> _Chunk:
         """Read chunks such as 2:ncpus=8:ngpus=1+1:ncpus=4. All nodes of a job are alike."""
@@ -389,7 +402,8 @@ class _PbsScriptReader:
         return self._add_values(_Chunk(count=count, is_stated="ppn" in values), values, mark)
 
     def _add_values(self, chunk: _Chunk, values: Mapping[str, str], mark: SourceMark) -> _Chunk:
-        for name, value in values.items():
+        # the number of processes first, since `pmem` is of each
+        for name, value in sorted(values.items(), key=lambda each: each[0] in ("pmem", "pvmem")):
             if name in ("ncpus", "ppn", "procs"):
                 cpus = self._whole(name, value, mark)
                 processes = chunk.processes if name == "ncpus" else cpus
@@ -398,8 +412,13 @@ class _PbsScriptReader:
                 chunk = replace(chunk, processes=self._whole(name, value, mark))
             elif name in ("ngpus", "gpus"):
                 chunk = replace(chunk, gpus=self._whole(name, value, mark))
-            elif name in ("mem", "vmem", "pmem"):
+            elif name in ("mem", "vmem"):
                 chunk = replace(chunk, memory_mib=self._read_size(name, value, mark))
+            elif name in ("pmem", "pvmem"):  # of each process
+                size = self._read_size(name, value, mark) * chunk.processes
+                chunk = replace(chunk, memory_mib=max(chunk.memory_mib, size))
+            elif name in _DISKS:
+                chunk = replace(chunk, disk_mib=self._read_size(name, value, mark))
             elif name in ("gpu_type", "gpu_model", "gputype", "accelerator_model"):
                 chunk = replace(chunk, kind=value)
             elif name != "ompthreads":

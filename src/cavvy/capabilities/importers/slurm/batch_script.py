@@ -20,6 +20,7 @@ from cavvy.capabilities.importers.common_fields import find_needs
 from cavvy.capabilities.importers.dialects import Dialect
 from cavvy.capabilities.importers.own_rules import check_task
 from cavvy.capabilities.importers.script_lines import DirectiveError, ScriptOption, split_words
+from cavvy.capabilities.importers.script_names import PROGRAMS, list_missing
 from cavvy.capabilities.importers.slurm.directives import (
     SHORT,
     SWITCHES,
@@ -81,12 +82,30 @@ _NOTED |= {
     **dict.fromkeys(
         split_words("profile acctg-freq"), "`cavvy nodes top` and `cavvy profile` measure"
     ),
-    **dict.fromkeys(split_words("wckey mcs-label"), _CLUSTER),
+    **dict.fromkeys(split_words("wckey mcs-label cluster-constraint reboot uid gid"), _CLUSTER),
+    **dict.fromkeys(split_words("gres-flags tres-bind"), _BOUND),
+    "priority": f"{_CLUSTER}; --priority says what goes first",
+    "kill-on-invalid-dep": "a job whose predecessor cannot end well is ended",
+    "deadline": "--deadline says when the job must have ended",
+    "time-min": "--time is the limit",
     "nice": f"{_CLUSTER}; --priority says what goes first",
     "propagate": "the node determines limits",
 }
+# options that plug-ins of some clusters add to sbatch, which do not change what a script computes
+_PLUGIN = "a plug-in of a Slurm cluster has this option"
+_NOTED |= dict.fromkeys(
+    split_words("nvmps quotatype async bell no-bell ear ear-policy ear-verbose x11 tmpdir"), _PLUGIN
+)
+_NOTED |= dict.fromkeys(
+    split_words(
+        "container-mount-home no-container-mount-home container-writable container-readonly "
+        "container-remap-root no-container-remap-root container-entrypoint "
+        "no-container-entrypoint container-name"
+    ),
+    "the image runs as on any node",
+)
 # options that say how sbatch itself speaks
-_UNHEEDED = split_words("quiet verbose get-user-env parsable ignore-pbs deadline-comment")
+_UNHEEDED = split_words("quiet verbose get-user-env parsable ignore-pbs")
 _NEEDS_GPUS = "--{} needs GPUs, and the script asks for none"
 _CONTAINER = "write `image` and `volumes` in a Cavvy file"
 _REFUSED = {
@@ -107,6 +126,9 @@ _REFUSED = {
     "container-mounts": _CONTAINER,
     "container-workdir": "write `cd FOLDER` in the script",
     "environment": _CONTAINER,
+    **dict.fromkeys(split_words("uenv view"), "--image names an image with the same programs"),
+    "container-save": "build the image before, and name it with --image",
+    "export-file": "write the variables into --export=NAME=VALUE",
 }
 # other names of options
 _ALIASES = {"tasks-per-node": "ntasks-per-node"}
@@ -114,11 +136,23 @@ _ALIASES = {"tasks-per-node": "ntasks-per-node"}
 _SHARES = ("shard", "mps")
 _CARRIED = split_words(
     "job-name nodes ntasks ntasks-per-node ntasks-per-gpu cpus-per-task cpus-per-gpu mem "
-    "mem-per-cpu mem-per-gpu mincpus gres gpus gpus-per-node gpus-per-task time time-min array "
-    "output error open-mode signal requeue no-requeue chdir export export-file deadline "
-    "container-image"
+    "mem-per-cpu mem-per-gpu mincpus gres gpus gpus-per-node gpus-per-task time array "
+    "output error open-mode signal requeue no-requeue chdir export container-image"
 )
 _EVERY = _CARRIED | _UNHEEDED | SWITCHES | {*_NOTED, *_REFUSED}
+_MAY_LACK_VALUES = {name for name, reason in _NOTED.items() if reason == _PLUGIN}
+# the variables of sbatch that hold the value of an option, as it is
+_VALUES = {
+    "SLURM_GPUS": "gpus",
+    "SLURM_GPUS_PER_NODE": "gpus-per-node",
+    "SLURM_CPUS_PER_GPU": "cpus-per-gpu",
+    "SLURM_NTASKS_PER_GPU": "ntasks-per-gpu",
+    "SLURM_JOB_QOS": "qos",
+}
+_CONTAINER_STEP = re.compile(
+    r"^[^#\n]*\bsrun\b(?:[^\n]|(?<=\\)\n)*?--container-image", re.MULTILINE
+)
+_UNKNOWN = "delete the line if it is for a plug-in of one cluster, which has no meaning elsewhere"
 _SIGNAL = re.compile(r"(?:([RB]{1,2}):)?(\w+)(?:@(\d{1,5}))?")
 _CALL = re.compile(r"^[^#\n]*\bsbatch\b", re.MULTILINE)
 _SUBMITS = (
@@ -146,7 +180,7 @@ def translate(text: str, notes: ProblemNotes) -> Translation:
     """Translate a batch script; mistakes are added to `notes`."""
     kept = TranslationNotes()
     try:
-        options = list(read_options(text))
+        options = list(read_options(text, _MAY_LACK_VALUES))
     except DirectiveError as error:
         notes.add(error.mark, error.message, expected=error.expected)
         return Translation(kind=Dialect.SLURM, what="batch script")
@@ -155,6 +189,11 @@ def translate(text: str, notes: ProblemNotes) -> Translation:
         _sort(option, found, notes, kept)
     for mark in list_late(text):
         kept.note(mark, "#SBATCH", "as with sbatch, lines after the first command do not count")
+    say_missing(text, "SLURM", kept)
+    if step := _CONTAINER_STEP.search(text):
+        mark = SourceMark(line=text.count("\n", 0, step.end()) + 1, column=1)
+        reason = "a step runs in the image of the job; --image NAME says which one"
+        kept.refuse(mark, "srun --container-image", reason)
     reader = _ScriptReader(found, notes, kept)
     task, plan = reader.make_task(text.replace("\r\n", "\n"))
     return Translation(
@@ -167,6 +206,17 @@ def translate(text: str, notes: ProblemNotes) -> Translation:
     )
 
 
+def say_missing(text: str, prefix: str, kept: TranslationNotes) -> None:
+    """Say which variables and programs a script names that a node lacks."""
+    if prefix not in text and not any(each in text for each in PROGRAMS):
+        return
+    tools = files("cavvy.capabilities.importers.slurm").joinpath("node_tools.py").read_text("utf-8")
+    known = {*re.findall(rf'"({prefix}\w*)"', tools), *_VALUES}
+    for each in list_missing(text, prefix, known):
+        reason = PROGRAMS.get(each.name, "nothing sets this variable here, so it is empty")
+        kept.note(each.mark, each.name, reason)
+
+
 def calls_sbatch(text: str) -> bool:
     """Return whether a script names `sbatch` outside of its comments."""
     return _CALL.search(text) is not None
@@ -175,6 +225,7 @@ def calls_sbatch(text: str) -> bool:
 def make_ready(task: TaskSpec, source: Translation) -> TaskSpec:
     """Return the task with the programs of Slurm or PBS that its script expects on a node."""
     tools = files(__package__).joinpath("node_tools.py").read_text("utf-8")
+    queries = files(__package__).joinpath("node_queries.py").read_text("utf-8")
     script = task.run if task.run.startswith("#!") else f"#!/bin/bash\n{task.run}"
     run = f"""\
 set +e
@@ -189,6 +240,7 @@ CAVVY_SLURM_WORK="$PWD"
 CAVVY_SLURM_PLAN={quote(source.before)}
 export CAVVY_SLURM CAVVY_SLURM_PYTHON CAVVY_SLURM_WORK CAVVY_SLURM_PLAN
 {_write("tools.py", "TOOLS", tools)}
+{_write("queries.py", "QUERIES", queries)}
 {_write("slurm_script", "SCRIPT", script)}
 chmod 700 "$CAVVY_SLURM/slurm_script"
 "$CAVVY_SLURM_PYTHON" "$CAVVY_SLURM/tools.py" batch "$CAVVY_SLURM/slurm_script"
@@ -219,7 +271,7 @@ def _sort(
         kept.note(option.mark, f"--{name}", _NOTED[name])
     elif name not in _UNHEEDED and name not in SWITCHES:
         near = difflib.get_close_matches(name, sorted(_EVERY), 1)
-        hint = f"did you mean --{near[0]}?" if near else "https://slurm.schedmd.com/sbatch.html"
+        hint = f"did you mean --{near[0]}?" if near else _UNKNOWN
         notes.add(option.mark, f"sbatch has no option --{shown(name)[1:-1]}", suggestion=hint)
 
 
@@ -286,12 +338,13 @@ class _ScriptReader:
             "tasks_per_node": most,
             "cpus_per_task": cpus_per_task,
             "cpus_per_node": cpus or 0,
-            "memory_mib": memory or 0,
+            "memory_mib": memory if "mem" in self._found and memory else 0,
+            "set": self._list_set(cpus or most, gpus, memory),
             "gpus": gpus,
             "gpus_per_task": gpus_per_task,
             "time_s": limit,
             "signal": warning,
-            "output": self._text("output"),
+            "output": self._text("output") or self._find_output(text),
             "error": self._text("error"),
             "append": self._text("open-mode").startswith("a"),
             "exclusive": "exclusive" in self._found,
@@ -308,6 +361,17 @@ class _ScriptReader:
             }
         return task, plan
 
+    def _list_set(self, cpus: int, gpus: int, memory: int | None) -> dict[str, Any]:
+        """Return the variables that state the value of an option."""
+        found: dict[str, Any] = {
+            variable: self._text(name) for variable, name in _VALUES.items() if name in self._found
+        }
+        if memory and "mem-per-cpu" in self._found:
+            found["SLURM_MEM_PER_CPU"] = memory // cpus
+        if memory and gpus and "mem-per-gpu" in self._found:
+            found["SLURM_MEM_PER_GPU"] = memory // gpus
+        return found
+
     def _find_marks(self) -> dict[str, SourceMark]:
         """Return the option that says the value of each key of a task file."""
         return {
@@ -315,6 +379,12 @@ class _ScriptReader:
             for key, names in _KEYS.items()
             if (named := [each for each in names if each in self._found])
         }
+
+    def _find_output(self, text: str) -> str:
+        """Return the file of output that sbatch makes by default, if the script names it, or ""."""
+        if not re.search(r"slurm-[$%{*]|StdOut", text):
+            return ""
+        return "slurm-%A_%a.out" if "array" in self._found else "slurm-%j.out"
 
     def _find_retry(self) -> RetryPolicy:
         if "no-requeue" in self._found:
@@ -369,6 +439,9 @@ class _ScriptReader:
 
         span = self._value("nodes", read, "a number such as 2, or a range such as 2-4")
         tasks, per_node = self._number("ntasks"), self._number("ntasks-per-node") or 0
+        per_gpu = self._number("ntasks-per-gpu")
+        if per_gpu and tasks is None and not per_node:
+            per_node = per_gpu * self._count_gpus(span[0] if span else 1)
         if span and span[0] != span[1]:
             mark = self._found["nodes"].mark
             self._kept.note(mark, "--nodes", f"the job gets {span[0]} nodes; the number is fixed")
@@ -381,6 +454,16 @@ class _ScriptReader:
                 f"{tasks} tasks need no more than {tasks} nodes",
             )
         return nodes, tasks or (per_node or 1) * nodes, per_node
+
+    def _count_gpus(self, nodes: int) -> int:
+        """Return the GPUs of a node for `--ntasks-per-gpu`, or 0, which is noted."""
+        expected = "a number, or TYPE:NUMBER such as a100:4"
+        for name, read in (("gpus-per-node", read_gpus), ("gres", _read_gres), ("gpus", read_gpus)):
+            if found := self._value(name, read, expected):
+                return ceil(found[1] / nodes) if name == "gpus" else found[1]
+        message = _NEEDS_GPUS.format("ntasks-per-gpu")
+        self._object("ntasks-per-gpu", message, "write --ntasks, or add --gpus-per-node")
+        return 0
 
     def _read_gpus(self, nodes: int, most: int) -> tuple[str, int, int]:
         """Return the type of the GPUs, or "", their number on each node, and for each task."""
@@ -482,8 +565,8 @@ class _ScriptReader:
                 "write --cpus-per-task, or add --gpus",
             )
         if each:
-            return most * each
-        return (per_gpu or 0) * gpus or least or (most if most > 1 else None)
+            return max(most * each, least or 0)
+        return max((per_gpu or 0) * gpus, least or 0) or (most if most > 1 else None)
 
     def _read_memory(self, cpus: int, gpus: int) -> int | None:
         expected = "a size such as 4000M, 64G or 1T; without a unit, it is in megabytes"

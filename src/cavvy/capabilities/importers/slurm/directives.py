@@ -4,7 +4,7 @@ https://slurm.schedmd.com/sbatch.html.
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from cavvy.capabilities.importers.script_lines import (
     MOST_CHARACTERS,
@@ -32,13 +32,14 @@ SHORT = {
 # options without a value, or with one only after `=`
 SWITCHES = split_words(
     "contiguous exclusive hold no-kill no-requeue requeue overcommit oversubscribe quiet "
-    "spread-job use-min-nodes verbose wait get-user-env parsable ignore-pbs test-only"
+    "spread-job use-min-nodes verbose wait get-user-env parsable ignore-pbs test-only reboot"
 )
 
 
-def read_options(text: str) -> Iterator[ScriptOption]:
+def read_options(text: str, unknown: Collection[str] = ()) -> Iterator[ScriptOption]:
     """Yield the options of a script in the order of their lines. As with sbatch, only lines before
-    the first command count, and later lines of an option win. Raises DirectiveError.
+    the first command count, and later lines of an option win. Those of `unknown`, which plug-ins of
+    a cluster add, may lack a value. Raises DirectiveError.
     """
     left = MOST_CHARACTERS
     for number, line in enumerate(text.splitlines(), 1):
@@ -46,7 +47,7 @@ def read_options(text: str) -> Iterator[ScriptOption]:
             return
         if found := _LINE.fullmatch(line):
             left = take_line(left, line, number)
-            yield from _read_line(found["words"], number, found.start("words") + 1)
+            yield from _read_line(found["words"], number, found.start("words") + 1, unknown)
 
 
 def list_late(text: str) -> Iterator[SourceMark]:
@@ -59,7 +60,9 @@ def list_late(text: str) -> Iterator[SourceMark]:
             yield SourceMark(line=number, column=1)
 
 
-def _read_line(text: str, line: int, column: int) -> Iterator[ScriptOption]:
+def _read_line(
+    text: str, line: int, column: int, unknown: Collection[str]
+) -> Iterator[ScriptOption]:
     mark = SourceMark(line=line, column=column)
     try:
         words = shlex.split(text, comments=True)
@@ -76,7 +79,8 @@ def _read_line(text: str, line: int, column: int) -> Iterator[ScriptOption]:
         else:
             message = f"{word!r} is no option of sbatch"
             raise DirectiveError(mark, message, "--NAME=VALUE, or a letter such as -N 2")
-        if not given and name not in SWITCHES:
+        is_free = name in unknown and (not words or words[0].startswith("-"))
+        if not given and name not in SWITCHES and not is_free:
             if not words:
                 raise DirectiveError(mark, f"--{name} has no value", f"--{name}=VALUE")
             value = words.pop(0)

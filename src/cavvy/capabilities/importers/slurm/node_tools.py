@@ -62,6 +62,13 @@ def main(words: list[str]) -> int:
         return submit(rest)
     if name == "pbsdsh":
         return run_everywhere(rest)
+    if name in ("squeue", "sacct"):
+        import queries  # type: ignore[import-not-found,unused-ignore]  # `node_queries`
+
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        return int(queries.show_queue(rest) if name == "squeue" else queries.show_accounts(rest))
+    if name == "qdel" and [each.partition(".")[0] for each in rest] == [own_number()]:
+        return end_job()
     if name in ("module", "ml"):
         tell(f"{name} {' '.join(rest)}: this node has no environment modules; nothing was loaded")
         return 0
@@ -148,6 +155,8 @@ class ScriptRun:
         ]
         for copy in copies:
             copy.start()
+        with open(os.path.join(self._env[FOLDER], "script"), "w", encoding="utf-8") as file:
+            file.write(str(self._process.pid))
         self._began = time.monotonic()
         code = self._wait(self._process)
         for copy in copies:
@@ -155,7 +164,8 @@ class ScriptRun:
         if self._is_requeued():
             return AGAIN
         # for Slurm, work that its time has ended is not complete, even if its script answers 0
-        return exit_code(code) or (TIMED_OUT if self._is_late else 0)
+        is_ended = self._is_late or self._is_asked("cancel")
+        return exit_code(code) or (TIMED_OUT if is_ended else 0)
 
     def _wait(self, process: subprocess.Popen[bytes]) -> int:
         killed_at = None
@@ -169,10 +179,13 @@ class ScriptRun:
             if warning and limit and ran > limit - warning["seconds"]:
                 self._warn()
             late = bool(limit and ran > limit)
-            if killed_at is None and (late or self._is_requeued()):
+            cancelled = killed_at is None and self._is_asked("cancel")
+            if killed_at is None and (late or cancelled or self._is_requeued()):
                 if late:
                     self._is_late = True
                     self._tell_late(limit)
+                elif cancelled:
+                    tell("slurmstepd: error: *** JOB CANCELLED by its own script ***")
                 killed_at = time.monotonic()
                 # the script first: it must not go on with what comes after a step that has ended
                 signal_group(process.pid, signal.SIGTERM)
@@ -199,7 +212,11 @@ class ScriptRun:
             threading.Thread(target=signal_all_steps, args=(number,), daemon=True).start()
 
     def _is_requeued(self) -> bool:
-        return os.path.exists(os.path.join(self._env[FOLDER], "requeue"))
+        return self._is_asked("requeue")
+
+    def _is_asked(self, name: str) -> bool:
+        """Return whether a program of the job has asked for something by this file."""
+        return os.path.exists(os.path.join(self._env[FOLDER], name))
 
     def _copy(self, source: BinaryIO, target: BinaryIO, name: str, kind: str) -> None:
         path = os.devnull
@@ -297,6 +314,8 @@ def make_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
         values["SLURM_JOB_GPUS"] = values["SLURM_STEP_GPUS"] = devices
         if plan["gpus_per_task"]:
             values["SLURM_GPUS_PER_TASK"] = plan["gpus_per_task"]
+    values.update(plan.get("set", {}))
+    values["SLURM_TMPDIR"] = make_own_folder()
     if plan["time_s"]:
         values["SLURM_JOB_END_TIME"] = now + plan["time_s"]
     if int(env.get("CAVVY_ATTEMPT", "1")) > 1:
@@ -304,6 +323,13 @@ def make_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
     if "CAVVY_ARRAY_INDEX" in env:
         values.update(_list_array_variables(plan))
     return {name: str(value) for name, value in values.items()}
+
+
+def make_own_folder() -> str:
+    """Return a folder on this node that is removed after the job, as many clusters have one."""
+    path = os.path.join(os.environ[FOLDER], "tmp")
+    os.makedirs(path, exist_ok=True)
+    return path
 
 
 def _list_array_variables(plan: dict[str, Any]) -> dict[str, Any]:
@@ -353,6 +379,9 @@ def make_pbs_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
         "PBS_NUM_PPN": plan["per_node"],
         "PBS_NP": plan["ntasks"],
         "NCPUS": cpus,
+        "PBS_NCPUS": cpus * nodes,  # of the National Computational Infrastructure
+        "PBS_NGPUS": plan["gpus"] * nodes,
+        "PBS_JOBFS": make_own_folder(),
         "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", cpus),
         # an Open MPI that was built for PBS would look for its daemons
         "OMPI_MCA_plm": "rsh",
@@ -360,6 +389,13 @@ def make_pbs_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
     }
     if plan["time_s"]:
         values["PBS_WALLTIME"] = plan["time_s"]
+    if plan["gpus"]:
+        # of Torque: a line such as HOST-gpu0 for each GPU
+        gpus = os.path.join(env[FOLDER], "gpufile")
+        devices = list_devices(plan["gpus"])
+        with open(gpus, "w", encoding="utf-8") as lines:
+            lines.writelines(f"{host}-gpu{each}\n" for host in hosts for each in devices)
+        values["PBS_GPUFILE"] = gpus
     if "CAVVY_ARRAY_INDEX" in env:
         array = zlib.crc32(env.get("CAVVY_ARRAY_JOB", plan["name"]).encode())
         index = env["CAVVY_ARRAY_INDEX"]
@@ -479,6 +515,8 @@ def submit(words: list[str]) -> int:
         tell(f"sbatch: error: {error}")
         return 1
     number = found["number"]
+    with open(os.path.join(os.environ[FOLDER], "submitted"), "a", encoding="utf-8") as file:
+        file.write(f"{number} {found['name']}\n")
     if "parsable" in options:
         print(number, flush=True)
     elif "quiet" not in options:
@@ -623,14 +661,26 @@ UNHEEDED = (
     *("exclude", "cpu-bind", "cpu_bind", "mem-bind", "gpu-bind", "hint", "mem", "mem-per-cpu"),
     *("mem-per-gpu", "threads-per-core", "ntasks-per-socket", "ntasks-per-core", "accel-bind"),
     *("open-mode", "jobid", "network", "propagate", "comment", "cpus-per-gpu", "het-group"),
-    *("ntasks-per-gpu", "slurmd-debug", "task-prolog", "task-epilog", "prolog", "epilog"),
+    *("slurmd-debug", "task-prolog", "task-epilog", "prolog", "epilog"),
     *("time-min", "tres-bind", "tres-per-task", "cpu-freq", "licenses", "mail-type", "mail-user"),
+    *("acctg-freq", "begin", "cluster-constraint", "clusters", "core-spec", "cores-per-socket"),
+    *("deadline", "delay-boot", "dependency", "extra-node-info", "gpu-freq", "gres-flags"),
+    *("mcs-label", "mincpus", "nice", "power", "priority", "profile", "reservation", "signal"),
+    *("sockets-per-node", "switches", "thread-spec", "threads", "tmp", "wckey", "quotatype"),
 )
+# of pyxis: a step runs in the image of the job
+CONTAINERS = ("container-image", "container-mounts", "container-workdir", "container-name")
 SWITCHES = {
     **{"l": "label", "K": "kill-on-bad-exit", "O": "overcommit", "s": "oversubscribe"},
     **{"u": "unbuffered", "v": "verbose", "Q": "quiet", "k": "no-kill", "X": "disable-status"},
 }
-LONG_SWITCHES = (*SWITCHES.values(), "overlap", "exact", "exclusive", "multi-prog", "pty")
+LONG_SWITCHES = (
+    *(*SWITCHES.values(), "overlap", "exact", "exclusive", "multi-prog", "pty", "bcast"),
+    *("compress", "contiguous", "immediate", "preserve-env", "quit-on-interrupt", "reboot"),
+    *("resv-ports", "spread-job", "use-min-nodes", "container-mount-home", "container-readonly"),
+    *("no-container-mount-home", "container-writable", "container-remap-root", "nvmps"),
+    *("no-container-remap-root", "container-entrypoint", "no-container-entrypoint", "async"),
+)
 
 
 def parse_step(words: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -644,7 +694,7 @@ def parse_step(words: list[str]) -> tuple[dict[str, str], list[str]]:
             if name in LONG_SWITCHES:
                 found[name] = value or "1"
                 continue
-            if name not in (*HEEDED, *UNHEEDED):
+            if name not in (*HEEDED, *UNHEEDED, *CONTAINERS, "ntasks-per-gpu"):
                 raise Usage(f"unrecognized option '{word}'")
         elif word[1] in SWITCHES:
             found[SWITCHES[word[1]]] = "1"
@@ -705,6 +755,9 @@ def plan_step(options: dict[str, str], command: list[str]) -> dict[str, Any]:
     if nodes + relative > in_job:
         raise Usage(f"the step needs {nodes} nodes, and the job has {in_job}")
     per_node = int(options.get("ntasks-per-node", "0"))
+    if "ntasks-per-gpu" in options and tasks is None and not per_node:
+        on_node = read_gpus(options, nodes, [1])[0]
+        per_node = int(options["ntasks-per-gpu"]) * (plan["gpus"] if on_node is None else on_node)
     if tasks is None:
         per_node = per_node or plan["per_node"]
         tasks = per_node * nodes or (nodes if "nodes" in options else int(env["SLURM_NTASKS"]))
@@ -732,12 +785,19 @@ def plan_step(options: dict[str, str], command: list[str]) -> dict[str, Any]:
         "label": "label" in options,
         "output": options.get("output", ""),
         "error": options.get("error", ""),
-        "folder": os.path.join(os.getcwd(), options.get("chdir", "")).rstrip("/") or "/",
+        "folder": find_folder(options),
         "ends_all": options.get("kill-on-bad-exit", "0") != "0",
         "mpi": options.get("mpi", "none"),
         "name": options.get("job-name", ""),
         "export": options.get("export") or env.get("SLURM_EXPORT_ENV", ""),
     }
+
+
+def find_folder(options: dict[str, str]) -> str:
+    """Return the folder of a step: --chdir, or that of a container if it exists here."""
+    inner = options.get("container-workdir", "")
+    folder = inner if os.path.isdir(inner) else options.get("chdir", "")
+    return os.path.join(os.getcwd(), folder).rstrip("/") or "/"
 
 
 def read_gpus(options: dict[str, str], nodes: int, counts: list[int]) -> tuple[int | None, int]:
@@ -992,6 +1052,7 @@ def make_task_variables(told: dict[str, Any]) -> dict[str, str]:
         tell(f"slurmstepd: error: couldn't chdir to `{folder}': going to /tmp instead")
         folder = "/tmp"
     env["PWD"] = told["folder"] = folder
+    env["SLURM_TMPDIR"] = make_own_folder()
     last = told["first"] + told["count"]
     env["SLURM_GTIDS"] = ",".join(map(str, range(told["first"], last)))
     return env
@@ -1166,13 +1227,10 @@ def control(words: list[str]) -> int:
     if words[:1] == ["requeue"]:
         with open(os.path.join(os.environ[FOLDER], "requeue"), "w", encoding="utf-8"):
             return 0
-    if words[:2] == ["show", "job"]:
-        env = os.environ
-        print(f"JobId={env['SLURM_JOB_ID']} JobName={env['SLURM_JOB_NAME']}")
-        print(f"   JobState=RUNNING Restarts={env.get('SLURM_RESTART_COUNT', '0')}")
-        print(f"   NumNodes={env['SLURM_JOB_NUM_NODES']} NumTasks={env['SLURM_NTASKS']}")
-        print(f"   NodeList={env['SLURM_JOB_NODELIST']} WorkDir={env['SLURM_SUBMIT_DIR']}")
-        return 0
+    if words[:1] == ["show"] and words[1:2] in (["job"], ["jobid"], ["jobs"]):
+        import queries  # type: ignore[import-not-found,unused-ignore]  # `node_queries`
+
+        return int(queries.show_job(words[2].partition("=")[0] if words[2:] else ""))
     tell(f"scontrol {' '.join(words)}: a job can do this only on a Slurm cluster")
     return 1
 
@@ -1196,24 +1254,51 @@ def split_hosts(text: str) -> list[str]:
 
 
 def cancel(words: list[str]) -> int:
-    number, jobs = int(signal.SIGTERM), list[str]()
+    """End the job itself, or send a signal to its steps (-b: to its script, -f: to all)."""
+    number, jobs, flags = 0, list[str](), set[str]()
     words = list(words)
     while words:
         word = words.pop(0)
         if word in ("-s", "--signal") and words:
             word = f"--signal={words.pop(0)}"
+        if word.startswith("-s") and len(word) > 2:
+            word = f"--signal={word[2:]}"
         if word.startswith("--signal="):
             name = word.partition("=")[2].upper()
             names = {each.name.replace("SIG", "", 1): int(each) for each in signal.Signals}
-            plain = name.replace("SIG", "", 1)
-            number = int(name) if name.isdigit() else names.get(plain, number)
-        elif not word.startswith("-"):
+            number = int(name) if name.isdigit() else names.get(name.replace("SIG", "", 1), 0)
+            if not number:
+                tell(f"scancel: error: Unknown job signal: {name}")
+                return 1
+        elif word.startswith("-"):
+            flags.add(word)
+        else:
             jobs.append(word)
-    own = os.environ["SLURM_JOB_ID"]
-    if not jobs or any(job.partition(".")[0] != own for job in jobs):
+    env, own = os.environ, own_number()
+    ours = {own, f"{env.get('SLURM_ARRAY_JOB_ID')}_{env.get('SLURM_ARRAY_TASK_ID')}"}
+    if not jobs or any(job.partition(".")[0] not in ours for job in jobs):
         tell("scancel: a job can end only itself; `cavvy stop NAME` ends another one")
         return 1
-    signal_all_steps(number)
+    if not number and not any("." in job for job in jobs):
+        return end_job()
+    if {"-b", "--batch", "-f", "--full"} & flags:
+        with open(os.path.join(env[FOLDER], "script"), encoding="utf-8") as file, suppress(OSError):
+            os.kill(int(file.read()), number or signal.SIGTERM)
+    if not {"-b", "--batch"} & flags:
+        signal_all_steps(number or signal.SIGTERM)
+    return 0
+
+
+def own_number() -> str:
+    env = os.environ
+    return env.get("SLURM_JOB_ID") or env.get("PBS_JOBID", "").partition(".")[0]
+
+
+def end_job() -> int:
+    """End this job; what called this program ends with it."""
+    with open(os.path.join(os.environ[FOLDER], "cancel"), "w", encoding="utf-8"):
+        pass
+    time.sleep(KILL_WAIT_S)
     return 0
 
 
