@@ -405,3 +405,38 @@ services:
         (14, "devices.options"),
     ]
     assert sum("cavvy forward" in note for note in found.notes) == 1
+
+
+IDS = ", device_ids: ['0,2,3']"
+
+
+@pytest.mark.parametrize(
+    ("lines", "need"),
+    [
+        (f"deploy: {GPU % ', device_ids: [all]'}", AcceleratorNeed(count_max=65_536)),
+        (f"deploy: {GPU % IDS}", AcceleratorNeed(count_min=3)),
+        ("devices: [nvidia.com/gpu=all]", AcceleratorNeed(count_max=65_536)),
+        ("devices: [nvidia.com/gpu=0, nvidia.com/gpu=1]", AcceleratorNeed(count_min=2)),
+        ("devices: [/dev/nvidia0, /dev/nvidiactl, /dev/nvidia-uvm:/x]", AcceleratorNeed()),
+        (
+            f"deploy: {(GPU % ', device_ids: [nvidia.com/gpu=all]').replace('nvidia,', 'cdi,')}",
+            AcceleratorNeed(count_max=65_536),
+        ),
+    ],
+)
+def test_devices_that_are_gpus(folder: Path, lines: str, need: AcceleratorNeed) -> None:
+    assert read_one(folder, lines).resources.accelerators == (need,)
+
+
+def test_other_devices_are_refused(folder: Path) -> None:
+    text = "services: {a: {image: b, devices: ['/dev/snd:/dev/snd']}}"
+    assert "the device /dev/snd:/dev/snd is not supported" in complain(folder, text)
+
+
+def test_a_cache_in_the_home_folder_is_a_folder_of_the_container(folder: Path) -> None:
+    task = read_one(folder, "volumes: ['~/.cache/huggingface:/root/.cache/huggingface']")
+    assert not task.volumes
+    assert "is a cache" in list_notes(folder)
+    assert "home folder" in complain(
+        folder, "services: {a: {image: b, volumes: ['~/.cache/../.ssh:/x']}}"
+    )

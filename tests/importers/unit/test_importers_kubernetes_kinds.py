@@ -275,11 +275,27 @@ def test_what_these_kinds_lack_is_refused_at_its_line(made: dict[str, Any], said
 
 
 def test_claims_of_each_replica_are_refused_once() -> None:
-    made = make_stateful(1, volumeMounts=[{"name": "data", "mountPath": "/data"}])
+    made = make_stateful(2, volumeMounts=[{"name": "data", "mountPath": "/data"}])
     claim = {"metadata": {"name": "data"}, "spec": {"resources": {"requests": {"storage": "1Gi"}}}}
     made["spec"]["volumeClaimTemplates"] = [claim]
     refused = [each for each in find(made).kept if each.refused]
     assert [each.key for each in refused] == ["spec.volumeClaimTemplates"]
+
+
+def test_the_claim_of_the_only_replica_is_a_volume() -> None:
+    made = make_stateful(1, volumeMounts=[{"name": "data", "mountPath": "/data"}])
+    made["spec"]["volumeClaimTemplates"] = [{"metadata": {"name": "data"}}]
+    found = find(made)
+    assert not [each for each in found.kept if each.refused]
+    (volume,) = found.tasks[0].volumes
+    name = made["metadata"]["name"]
+    assert (volume.source, volume.path) == (f"data-{name}-0", "/data")
+
+
+def test_labels_of_nodes_are_named_also_without_gpus() -> None:
+    made = make_stateful(1)
+    made["spec"]["template"]["spec"]["nodeSelector"] = {"disk": "fast"}
+    assert "nodeSelector.disk" in [each.key for each in find(made).kept]
 
 
 def test_keys_are_named_with_their_own_lines() -> None:

@@ -82,13 +82,13 @@ def test_environments(folder: Path) -> None:
         (PROJECT, ("-P", "data=s3://a/b"), "write `inputs`"),
         (PROJECT.replace("{note}", "{nota}"), ("-P", "data=x"), "{nota}, which is no parameter"),
         (PROJECT.replace("{{x}}", "{"), ("-P", "data=x"), "{, which is no parameter"),
-        (PROJECT.replace("type: float", "type: real"), ("-P", "data=x"), "unknown type 'real'"),
+        (PROJECT.replace("type: float", "type: 5"), ("-P", "data=x"), "unknown type 5"),
         ("entry_point: {}\n", (), "did you mean entry_points?"),
         ("entry_points: {main: {}}\n", (), "has no `command`"),
         ("entry_points: []\n", (), "no entry point main"),
         ("- a\n", (), "expected a table"),
         ("a: [\n", (), "MLproject:2: this is no YAML"),
-        ("a: &x [1]\nb: *x\n", (), "aliases are not supported"),
+        ("a: &x [1]\nb: *x\n", (), "is no alias of a single value"),
         (PROJECT + "conda_env: ../conda.yaml\n", ("-P", "data=x"), "outside of the project"),
         (PROJECT + "conda_env: gone.yaml\n", ("-P", "data=x"), "there is no file gone.yaml"),
         (
@@ -107,3 +107,11 @@ def test_environments(folder: Path) -> None:
 def test_mistakes(folder: Path, text: str, words: tuple[str, ...], said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         read(folder, *words, text=text)
+
+
+def test_aliases_of_values_and_types_that_mlflow_takes_as_text(folder: Path) -> None:
+    point = "{parameters: {p: {type: epochs, default: *x}}, command: 'e {p}'}"
+    keys, notes = read(folder, text=f"shared_value: &x two\nentry_points: {{main: {point}}}\n")
+    assert "e two" in keys["run"]
+    assert any("does not read the key 'shared_value'" in each for each in notes)
+    assert any("with a type such as epochs" in each for each in notes)

@@ -33,13 +33,14 @@ def read_project(
     Raises ValueError for a project that cannot be run.
     """
     project = _read_table(path, text)
+    notes: list[str] = []
     for key in project:
         if key not in _KEYS:
-            near = nearest(str(key), _KEYS)
-            hint = f"did you mean {near}?" if near else f"it has {', '.join(_KEYS)}"
-            raise ValueError(f"{path}: an MLflow project has no key {key!r}; {hint}")
+            if near := nearest(str(key), _KEYS):
+                message = f"an MLflow project has no key {key!r}; did you mean {near}?"
+                raise ValueError(f"{path}: {message}")
+            notes.append(f"MLflow does not read the key {key!r}, and neither does Cavvy")
     entry, given = _read_arguments(arguments)
-    notes: list[str] = []
     command = _find_command(path, project, entry, given, notes)
     keys: dict[str, Any] = {"run": command}
     if name := slug(str(project.get("name") or "")):
@@ -76,14 +77,26 @@ def _read_table(path: Path, text: str) -> dict[str, Any]:
 
 def _load_plain(path: Path, text: str) -> object:
     try:
-        if any(isinstance(each, yaml.AliasToken) for each in yaml.scan(text)):
-            raise ValueError(f"{path}: aliases are not supported; write the values out")
+        _check_aliases(path, text)
         return yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ValueError(f"{path}:{line}: this is no YAML: {error.problem}") from None
     except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(f"{path}: this is no YAML: {error}") from None
+
+
+def _check_aliases(path: Path, text: str) -> None:
+    """Refuse aliases of tables and lists, which can stand for more than fits into memory."""
+    scalars: set[str] = set()
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.ScalarEvent) and event.anchor:
+            scalars.add(event.anchor)
+        elif isinstance(event, yaml.CollectionStartEvent) and event.anchor:
+            scalars.discard(event.anchor)
+        elif isinstance(event, yaml.AliasEvent) and event.anchor not in scalars:
+            message = f"*{event.anchor} is no alias of a single value; write the values out"
+            raise ValueError(f"{path}: {message}")
 
 
 def _read_arguments(words: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -165,8 +178,10 @@ def _fill_parameters(
     for name, stated in declared.items():
         kind = stated.get("type", "string") if isinstance(stated, dict) else stated
         default = stated.get("default") if isinstance(stated, dict) else None
-        if str(kind) not in _TYPES:
+        if not isinstance(kind, str):
             raise ValueError(f"{path}: the parameter {name} has the unknown type {kind!r}")
+        if kind not in _TYPES:
+            notes.append(f"{name} is passed as text, as MLflow does with a type such as {kind}")
         if name not in given and default is None:
             raise ValueError(f"{path}: {entry} needs the parameter {name}: -- -P {name}=VALUE")
         value = given.get(str(name), str(default))

@@ -53,7 +53,6 @@ _REFUSED = {
     "extends": "write the keys of the other service here",
     "privileged": f"jobs get no privileges; {_POD}",
     "cap_add": f"jobs get no privileges; {_POD}",
-    "devices": "GPUs are asked for by `deploy.resources.reservations.devices`",
     "pid": "a job sees its own processes only",
     "volumes_from": "name the volume in both services",
     "post_start": "write the commands in `command`",
@@ -65,9 +64,13 @@ _READ = (
     *("image", "build", "command", "entrypoint", "working_dir", "environment", "env_file"),
     *("ports", "expose", "volumes", "deploy", "gpus", "cpus", "mem_limit", "healthcheck"),
     *("depends_on", "profiles", "restart", "stop_grace_period", "container_name", "hostname"),
-    *("secrets", "configs", "extra_hosts"),
+    *("secrets", "configs", "extra_hosts", "devices"),
 )
 _EVERY = (*_READ, *_LEFT_OUT, *_REFUSED)
+# devices that are all GPUs of a machine: of the engine, by CDI, and of the kernel
+_CDI = re.compile(r"(?:nvidia|amd)\.com/gpu=(.+)")
+_NODES = re.compile(r"/dev/(?:nvidia(?P<number>\d+)|nvidiactl|nvidia-\w+|dri(?:/.*)?|kfd)(?::.*)?")
+_CACHES = re.compile(r"~/\.cache(?:/[\w./-]*)?")
 _BUILD = {"context", "dockerfile", "target", "args"}
 _BUILD_LEFT_OUT = ("cache_from", "cache_to", "labels", "network", "tags", "platforms", "no_cache")
 _RESTARTS = {"no": 0, "": 0, "always": None, "unless-stopped": None, "on-failure": None}
@@ -234,7 +237,11 @@ def _sort_deploy(deploy: Node | None, reader: ComposeReader) -> None:
 def _read_gpus(
     table: MapNode, asked: Node | None, reader: ComposeReader
 ) -> Iterator[AcceleratorNeed]:
+    given = _read_devices(table, reader)
     node = _child(asked, "devices") or table.get("gpus")
+    if node is None and given is not None:
+        yield given
+        return
     all_of_them = node is None and reader.text(table.get("runtime")) == "nvidia"
     if all_of_them or isinstance(node, ScalarNode):  # gpus: all
         yield AcceleratorNeed(count_max=_MANY)
@@ -250,11 +257,45 @@ def _read_gpus(
     for each in wanted[:1]:
         names = set(reader.texts(each.get("capabilities")))
         driver = reader.text(each.get("driver"))
+        ids = reader.texts(each.get("device_ids"))
+        if driver == "cdi" and ids and all(map(_CDI.fullmatch, ids)):
+            yield _count_cdi(each, ids, reader)
+            continue
         if driver not in ("", "nvidia", "amd") or (names and not names & {"gpu", "nvidia"}):
             message = f"devices of {driver or ', '.join(sorted(names))} are not supported"
             reader.notes.add(each.mark, message, expected="GPUs")
             continue
         yield _read_device(each, reader)
+
+
+def _read_devices(table: MapNode, reader: ComposeReader) -> AcceleratorNeed | None:
+    """Return the GPUs that `devices` passes to the container, or None. Refuses other devices."""
+    node, cdi, numbers = table.get("devices"), list[str](), set[str]()
+    for each in node.items if isinstance(node, ListNode) else ():
+        name = reader.text(each.get("source") if isinstance(each, MapNode) else each)
+        if found := _NODES.fullmatch(name):
+            numbers |= {found["number"]} - {None}
+        elif _CDI.fullmatch(name):
+            cdi.append(name)
+        else:
+            message = f"the device {name} is not supported"
+            reader.notes.add(each.mark, message, expected="GPUs, such as nvidia.com/gpu=all")
+    if cdi and node is not None:
+        return _count_cdi(node, cdi, reader)
+    if node is None or not numbers:
+        return None
+    reason = f"the job gets {len(numbers)}; which ones is chosen on the node"
+    reader.kept.note(node.mark, "devices", reason)
+    return AcceleratorNeed(count_min=len(numbers))
+
+
+def _count_cdi(node: Node, names: list[str], reader: ComposeReader) -> AcceleratorNeed:
+    """Return the GPUs of names such as nvidia.com/gpu=0."""
+    if any(name.endswith("=all") for name in names):
+        return AcceleratorNeed(count_max=_MANY)
+    reason = f"the job gets {len(names)}; which ones is chosen on the node"
+    reader.kept.note(node.mark, "devices", reason)
+    return AcceleratorNeed(count_min=len(names))
 
 
 def _read_device(each: MapNode, reader: ComposeReader) -> AcceleratorNeed:
@@ -266,6 +307,9 @@ def _read_device(each: MapNode, reader: ComposeReader) -> AcceleratorNeed:
     if count and ids:
         message = "`count` and `device_ids` exclude each other"
         reader.notes.add(each.mark, message, suggestion="keep one of them")
+    ids = [part.strip() for each_id in ids for part in each_id.split(",") if part.strip()]
+    if "all" in ids:
+        return AcceleratorNeed(count_max=_MANY)
     if ids:
         reason = f"the job gets {len(ids)}; which ones is chosen on the node"
         reader.kept.note(each.mark, "device_ids", reason)
@@ -336,6 +380,10 @@ def _read_volume(name: str, node: Node, reader: ComposeReader) -> Volume | None:
         return None
     if source.startswith("/"):
         return Volume(kind=VolumeKind.HOST, source=source, path=target, read_only=read_only)
+    if _CACHES.fullmatch(source) and ".." not in source:
+        reason = f"{source} is a cache: {target} is a folder of the container, which is empty first"
+        reader.kept.note(node.mark, where, reason)
+        return None
     if source.startswith("~"):
         message = f"{source} is in your home folder, which a node does not have"
         hint = "copy it into the folder of this file, or use a volume with a name"

@@ -367,6 +367,9 @@ def read_resources(objects: ServiceObjects, kept_keys: TranslationNotes) -> Reso
     cpus, memory = asked.get("cpu"), asked.get("memory")
     disk = asked.get("ephemeral-storage")
     gpus = int(next((asked[key] for key in _GPUS if key in asked), 0))
+    for label in at(objects.pod, "nodeSelector").keys() - (set(_PRODUCTS) if gpus else set()):
+        reason = "labels of nodes have no equivalent; `resources` determines which nodes fit"
+        kept_keys.note(objects.mark, f"nodeSelector.{label}", reason)
     needs = tuple(_need_gpus(objects, gpus, kept_keys)) if gpus else ()
     return ResourceSpec(
         accelerators=needs,
@@ -455,9 +458,6 @@ def _need_gpus(
     affinity names, or for any GPU if neither names a product."""
     labels = at(objects.pod, "nodeSelector")
     named = [str(labels[each]) for each in _PRODUCTS if each in labels]
-    for label in labels.keys() - set(_PRODUCTS):
-        reason = "labels of nodes have no equivalent; `resources` determines which nodes fit"
-        kept_keys.note(objects.mark, f"nodeSelector.{label}", reason)
     for product in named[:1] or dict.fromkeys(_list_affine(objects)) or ("",):
         known = find_accelerator(product) if product else None
         if product and known is None:

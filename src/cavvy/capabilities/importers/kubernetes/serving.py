@@ -99,10 +99,14 @@ def make_deployment(kind: str, mark: SourceMark, values: Values, kept: Translati
     """Return the Deployment that says the same as an object of another kind."""
     spec = at(values, "spec")
     if kind == "StatefulSet":
-        keep_table(mark, spec, _OF_STATEFUL_SET, "spec", kept)
+        is_alone = int(spec.get("replicas", 1)) == 1
+        stated = {key: spec[key] for key in spec if key != "volumeClaimTemplates" or not is_alone}
+        keep_table(mark, stated, _OF_STATEFUL_SET, "spec", kept)
         _check_names(mark, values, kept)
         keys = {key: spec[key] for key in ("replicas", "selector", "template") if key in spec}
-        return {**values, "spec": {**keys, "template": _drop_own_volumes(spec)}}
+        name = str(at(values, "metadata").get("name"))
+        template = _claim_own_volumes(spec, name) if is_alone else _drop_own_volumes(spec)
+        return {**values, "spec": {**keys, "template": template}}
     if kind == "LeaderWorkerSet":
         keep_table(mark, spec, _OF_LEADER_WORKER_SET, "spec", kept)
         group = at(spec, "leaderWorkerTemplate")
@@ -154,6 +158,22 @@ def _add_lws(objects: ServiceObjects, template: Values) -> ServiceObjects:
     pod["containers"] = containers
     spec = {**at(objects.deployment, "spec"), "template": {**template, "spec": pod}}
     return replace(objects, deployment={**objects.deployment, "spec": spec})
+
+
+def _claim_own_volumes(spec: Values, name: str) -> Values:
+    """Return the template with the claims that Kubernetes makes for a replica that is the only
+    one."""
+    template = at(spec, "template")
+    pod = dict(at(template, "spec"))
+    claims = [at(each, "metadata").get("name") for each in spec.get("volumeClaimTemplates") or ()]
+    pod["volumes"] = [
+        *(pod.get("volumes") or ()),
+        *(
+            {"name": claim, "persistentVolumeClaim": {"claimName": f"{claim}-{name}-0"}}
+            for claim in claims
+        ),
+    ]
+    return {**template, "spec": pod}
 
 
 def _drop_own_volumes(spec: Values) -> Values:
