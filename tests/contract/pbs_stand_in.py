@@ -1,14 +1,18 @@
 """Stands in for OpenPBS's commands: strict about options and syntax, runs the scripts, keeps a
 queue and its states.
 
-`install(folder)` makes the commands and a cluster of four nodes; every command is this file under
-its name, and the state is one JSON file behind a lock. It is not PBS: scheduling is first come,
-first served with what fits. A test calls dozens of commands, most of whose time is Python's start:
-each imports only what it needs, and this file as a compiled module.
+`install(folder)` makes the commands and a cluster of four nodes; the state is one JSON file behind a
+lock. It is not PBS: scheduling is first come, first served with what fits.
+
+A test calls dozens of commands, and Python's start would be most of their time. So a command is a
+few lines of bash, which ask a server: it forks for each, and the fork works in the caller's folder
+and environment. What runs for as long as a job (`run`, `pbsdsh`) is a process of Python, which
+imports only what it needs, and this file as a compiled module.
 """
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import json
 import os
@@ -17,16 +21,33 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from functools import cache
 
 TYPE_CHECKING = False  # as in `typing`, which takes long to import
 if TYPE_CHECKING:
+    import socket
     from pathlib import Path
 
-COMMANDS = ("qsub", "qstat", "qselect", "qdel", "pbsnodes", "pbsdsh")
+ASKED = ("qsub", "qstat", "qselect", "qdel", "pbsnodes")  # of the server
 KILL_DELAY_S = 2
+LOOK_S = 0.05  # between looks at the processes that are to end
 SERVER = "meadow"
 USAGE = 2
+BROKEN = 70
+# The fields of a question end with a zero byte. The answer is the name of a file with what the command
+# wrote into its two outputs and its exit status: bash reads a file in blocks, a socket byte by byte.
+_ASK = """#!/bin/bash
+exec 3<>/dev/tcp/127.0.0.1/{port} || exit {broken}
+input=
+[ "{name}" != qsub ] || IFS= read -r -d '' input
+printf '%s\\0' $$ {name} "$input" $# "$@" >&3
+IFS= read -r -d '' answer <&3 || exit {broken}
+mapfile -d '' -t said <"$answer"
+printf %s "${{said[0]}}"
+printf %s "${{said[1]}}" >&2
+exit "${{said[2]}}"
+"""
 
 
 def install(folder: Path) -> dict[str, str]:
@@ -35,9 +56,12 @@ def install(folder: Path) -> dict[str, str]:
     import zlib
 
     (folder / "bin").mkdir(parents=True)
-    for name in COMMANDS:
+    port = _start_server()
+    commands = {name: _ASK.format(port=port, name=name, broken=BROKEN) for name in ASKED}
+    commands["pbsdsh"] = f'#!/bin/sh\nexec {shlex.join(_command("pbsdsh"))} "$@"\n'
+    for name, text in commands.items():
         path = folder / "bin" / name
-        path.write_text(f'#!/bin/sh\nexec {shlex.join(_command(name))} "$@"\n')
+        path.write_text(text)
         path.chmod(0o755)
     nodes = {
         f"n{i}": {"ncpus": 16, "mem": 65536, "ngpus": 4, "gpu_type": "a100" if i > 2 else "h100"}
@@ -57,6 +81,82 @@ def _command(name: str) -> list[str]:
     module = file.removesuffix(".py")
     code = f"import sys; sys.path.insert(0, {folder!r}); import {module}; {module}.main()"
     return [sys.executable, "-I", "-S", "-c", code, name]
+
+
+@cache
+def _start_server() -> int:
+    """The port of this process's server, which ends when this process closes its input."""
+    import subprocess
+
+    process = subprocess.Popen(
+        _command("serve"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    atexit.register(process.communicate)  # closes the input, and waits
+    return int(process.stdout.readline())
+
+
+def serve() -> None:
+    """Answer questions, each in a fork, until the input ends."""
+    import select
+    import shlex  # noqa: F401 - for the forks
+    import socket
+    import subprocess  # noqa: F401 - for the forks
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        print(listener.getsockname()[1], flush=True)
+        while True:
+            ready, _, _ = select.select([listener, sys.stdin], [], [])
+            if sys.stdin in ready:
+                return
+            connection, _ = listener.accept()
+            with connection:
+                if os.fork() == 0:
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    _answer(connection)
+                    os._exit(0)
+
+
+def _answer(connection: socket.socket) -> None:
+    """Run one command as the process that asks would, in its folder and environment."""
+    import io
+    import traceback
+
+    question = connection.makefile("rb")
+
+    def field() -> str:
+        letters = bytearray()
+        while (letter := question.read(1)) != b"\0":
+            if not letter:
+                os._exit(0)  # who asked is gone
+            letters += letter
+        return os.fsdecode(bytes(letters))
+
+    asker, name, given = field(), field(), field()
+    arguments = [field() for _ in range(int(field()))]
+    out, err, code = io.StringIO(), io.StringIO(), BROKEN
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            os.chdir(os.readlink(f"/proc/{asker}/cwd"))
+            with open(f"/proc/{asker}/environ", "rb") as file:
+                pairs = (each.partition(b"=") for each in file.read().split(b"\0") if each)
+                variables = {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+            os.environ.clear()
+            os.environ.update(variables)
+            _run(name, arguments, given)
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        except Exception:  # noqa: BLE001 - a defect of this file, which the caller is to see
+            traceback.print_exc()
+    path = os.path.join(os.path.dirname(os.environ["PBS_CONF_FILE"]), f"answer-{asker}")
+    with open(path, "w") as said:
+        said.write(f"{out.getvalue()}\0{err.getvalue()}\0{code}\0")
+    with suppress(OSError):
+        connection.sendall(os.fsencode(path) + b"\0")
+        connection.recv(1)  # until it has been read
+    os.unlink(path)
 
 
 def save(folder: Path, state: dict) -> None:  # type: ignore[type-arg]
@@ -107,10 +207,9 @@ def options(
     return found, arguments
 
 
-def qsub(folder: Path, arguments: list[str]) -> None:
+def qsub(folder: Path, arguments: list[str], script: str) -> None:
     import shlex
 
-    script = sys.stdin.read()
     directives = [
         word
         for line in script.splitlines()
@@ -302,7 +401,7 @@ def end_all(number: str, delay_s: float = KILL_DELAY_S) -> None:
         signal_all(number, signal.SIGTERM)
     until = time.monotonic() + delay_s
     while processes(number) and time.monotonic() < until:
-        time.sleep(0.02)
+        time.sleep(LOOK_S)
     signal_all(number, signal.SIGKILL)
 
 
@@ -448,6 +547,14 @@ def pbsnodes(folder: Path, arguments: list[str]) -> None:
 
 
 def main() -> None:
+    if sys.argv[1] == "serve":
+        serve()
+    else:
+        _run(sys.argv[1], sys.argv[2:], "")
+
+
+def _run(name: str, arguments: list[str], given: str) -> None:
     with open(os.environ["PBS_CONF_FILE"]) as file:
         home = file.read().strip().partition("=")[2]
-    globals()[sys.argv[1]](home, sys.argv[2:])
+    more = (given,) if name == "qsub" else ()
+    globals()[name](home, arguments, *more)
