@@ -2,8 +2,9 @@
 
 from datetime import datetime
 
+from cavvy.capabilities.serving.service_rows import services_of
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.domain.services import ServiceSpec
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.store.sql import Store
 
@@ -11,7 +12,7 @@ from cavvy.store.sql import Store
 async def add_rows(store: Store, project: str, now: datetime) -> str:
     """Add a service."""
     service = make_service(project, now)
-    await store.services.put(service)
+    await services_of(store).put(service)
     return service.name
 
 

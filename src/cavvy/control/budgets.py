@@ -33,7 +33,7 @@ from cavvy.domain.budgets import ChargedRate, SpendingBudget
 from cavvy.domain.jobs import JOB_ENDS, JobPhase, JobRecord
 from cavvy.domain.ledger import MonthDiscounts, month_of
 from cavvy.domain.services import SERVICE_TAG
-from cavvy.domain.stored_services import StoredService
+from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money, format_usd
 from cavvy.domain.values import replace
 from cavvy.http_client import TargetDenied
@@ -125,14 +125,13 @@ class BudgetKeeper:
                 reached = list_alerts(state, self._with_running(state).spent(self._clock.now()))
                 await self._store.budgets.forget_alerts(name, state.month, max(reached, default=0))
 
-    async def find_service_stop(self, service: StoredService) -> ServiceStop:
-        """Return the budgets that stop the service, whose replicas may take the time `spec.drain`
-        to end.
+    async def find_service_stop(self, task: TaskSpec, user: str, drain: timedelta) -> ServiceStop:
+        """Return the budgets that stop the service with this task and user, whose replicas may take
+        the time `drain` to end.
         """
         await self._refresh()
-        tags = {**service.task.tags, SERVICE_TAG: service.task.name}
-        states = self._find(service.project, service.user, tags)
-        return find_service_stop(states, self._clock.now(), service.spec.drain + ACCRUE)
+        states = self._find(task.project, user, {**task.tags, SERVICE_TAG: task.name})
+        return find_service_stop(states, self._clock.now(), drain + ACCRUE)
 
     def _covering(self, job: JobRecord) -> list[BudgetState]:
         return self._find(job.project, job.user, job.task.tags)

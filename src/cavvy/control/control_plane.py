@@ -41,6 +41,7 @@ from cavvy.control.parts import (
     ControlParts,
     DeviceKeeper,
     FileKeeper,
+    KnownService,
     OpenSealed,
     OwnReconciler,
     ServiceKeeper,
@@ -63,7 +64,6 @@ from cavvy.domain.checkpoints import RemovedCheckpoints
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.retention import RetentionDays
 from cavvy.domain.shares import HALF_LIFE, MIN_RUN
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import Delivery, EdgeStep, TaskSpec
 from cavvy.domain.values import Struct, field, replace
 from cavvy.frame.discover import load_all, say_left_out
@@ -190,7 +190,7 @@ class ControlPlane:
             announce=self._announce,
             owns_key=lambda key: self._share is None or self._share.owns(key),
             outside=self._outside.for_capabilities,
-            locate=self._locate,
+            list_services=self.list_services,
             open_secrets=self._outside.open_secrets,
             read_targets=self._outside.read_targets,
             open_sealed=self._outside.open_sealed,
@@ -279,10 +279,10 @@ class ControlPlane:
         pool = MachinePool(self._store, self._warm)
         return MachineService(self._store, self._clock, pool, self.jobs, self.hint)
 
-    def _locate(self, service: StoredService) -> str:
-        """Return the URL of a service, or "" while no capability answers its requests."""
+    async def list_services(self, project: str) -> list[KnownService]:
+        """Return the services of a project; none if no capability runs services."""
         keeper = self.own.find(ServiceKeeper)  # type: ignore[type-abstract]
-        return "" if keeper is None else keeper.locate(service)
+        return [] if keeper is None else await keeper.list_known(project)
 
     def _make_checkpoints(self) -> Checkpoints:
         providers, dependencies = self._providers, self._outside

@@ -14,7 +14,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.job_service import JobService
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.jobs import JobRecord
-from cavvy.domain.stored_services import StoredService
+from cavvy.domain.services import EdgeRule
 from cavvy.domain.tasks import EdgeStep, TaskSpec
 from cavvy.domain.values import Struct
 from cavvy.store.base import ProjectFilter
@@ -33,6 +33,19 @@ OpenSealed = Callable[[str, str, bytes], Awaitable[str]]
 
 # why what needs devices at the edge cannot be done
 NO_DEVICES = "this installation has no capability that knows devices at the edge"
+
+
+class KnownService(Struct, frozen=True, kw_only=True):
+    """A service, as other capabilities know it. `url` is "" while it takes no requests."""
+
+    id: str
+    task: TaskSpec
+    url: str
+
+    @property
+    def rules(self) -> tuple[EdgeRule, ...]:
+        """The devices that are a part of the service."""
+        return () if self.task.service is None else self.task.service.edge
 
 
 class FileKeeper(Struct, frozen=True, kw_only=True):
@@ -58,7 +71,8 @@ class ControlParts(Struct, frozen=True, kw_only=True):
     # tells the servers that share the work that what a key names has changed
     announce: Callable[[str], None]
     owns_key: Callable[[str], bool]  # whether this server reconciles a key, and not another one
-    locate: Callable[[StoredService], str]  # the URL of a service, or ""
+    # the services of a project; none while no capability runs services
+    list_services: Callable[[str], Awaitable[Sequence[KnownService]]]
     open_secrets: OpenSecrets
     read_targets: ReadTargets
     open_sealed: OpenSealed | None  # None: this control plane opens no secrets, as in simulations
@@ -145,12 +159,12 @@ class StandingReconciler:
 
 @runtime_checkable
 class ServiceKeeper(Protocol):
-    """A reconciler that knows services: what the core asks it, since devices send their requests
-    to services.
+    """A reconciler that knows services: what the core asks it, since names of jobs may be those of
+    services, and devices send their requests to services.
     """
 
-    def locate(self, service: StoredService) -> str:
-        """Return the URL of a service, or "" while it cannot be reached."""
+    async def list_known(self, project: str) -> list[KnownService]:
+        """Return the services of a project."""
         ...
 
 
@@ -173,7 +187,7 @@ class DeviceKeeper(Protocol):
         """
         ...
 
-    async def list_paths(self, service: StoredService) -> list[EdgePathView]:
+    async def list_paths(self, service: KnownService) -> list[EdgePathView]:
         """Return the devices of each of a service's rules."""
         ...
 

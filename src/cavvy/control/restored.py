@@ -17,6 +17,7 @@ from cavvy.domain.jobs import Attempt
 from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import GangSeen, PartlyUnknown, ProviderError
 from cavvy.store.base import AtomicWrite, RowNotFound
+from cavvy.store.own_tables import list_own_rows
 from cavvy.store.sql import Store
 
 RESTORED = "restored_at"  # the fact that marks a restored database
@@ -104,16 +105,11 @@ async def count_access(store: Store, now: datetime) -> StoredAccess:
         for each in await store.tokens()
         if each.revoked_at is None and not _has_ended(each.expires_at, now)
     ]
-    keys = [
-        key
-        for service in await store.services.list()
-        for key in service.keys
-        if not _has_ended(key.expires_at, now)
-    ]
+    keys = [await own.count_keys(now) for own in list_own_rows(store.database)]
     accounts = await store.accounts()
     return StoredAccess(
         tokens=len(tokens),
-        keys=len(keys),
+        keys=sum(keys),
         accounts=len(accounts),
         disabled=sum(each.disabled_at is not None for each in accounts),
         roles=len(await store.roles()),
@@ -127,9 +123,8 @@ async def end_access(store: Store, now: datetime) -> None:
     for token in await store.tokens():
         if token.revoked_at is None:
             await store.revoke_token(token.id, None, now)
-    for service in await store.services.list():
-        if service.keys:
-            await store.services.put(replace(service, keys=()))
+    for own in list_own_rows(store.database):
+        await own.end_keys()
 
 
 async def record_restore(

@@ -89,6 +89,10 @@ class OwnTables(NamedTuple):
     of_attempts: tuple[str, ...] = ()
     of_jobs: tuple[str, ...] = ()  # those whose rows belong to a job (column `job_id`), likewise
     snapshots: tuple[str, ...] = ()  # those whose column `snapshot` names files to keep
+    # those whose rows have a name among those of jobs (columns `project` and `name`), and keep the
+    # project busy: the word for a row, such as "service", and the table
+    named: tuple[tuple[str, str], ...] = ()
+    rows: str = ""  # the class that answers what the core asks of them (`store.own_tables.OwnRows`)
     sealed: tuple[str, ...] = ()  # those with values that the key of secrets encrypts
     # the class that lists these values and encrypts them again (`store.rotation.SealedValues`)
     reseal: str = ""

@@ -23,7 +23,7 @@ from cavvy.domain.trusts import AccountRule, IssuerTrust, SignIn
 from cavvy.store.base import NameConflict, ProjectArchived, ProjectBusy, RowNotFound, SignInConflict
 from cavvy.store.documents import decode_trust, encode, to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
-from cavvy.store.own_tables import list_tables_of_projects
+from cavvy.store.own_tables import list_named_tables, list_tables_of_projects
 from cavvy.store.rows import POLICIES, RowCodec, insert_into
 
 ACCOUNTS = RowCodec(Account, "accounts")
@@ -265,7 +265,6 @@ def in_projects(column: str, wanted: str | Collection[str] | None) -> tuple[str,
 _ENDS = ", ".join(f"'{each}'" for each in sorted(JOB_ENDS))
 # queries for work that has not ended, by the words for the work
 _BUSY = {
-    "service": "SELECT name FROM services WHERE {own}",
     "job": f"SELECT name FROM jobs WHERE {{own}} AND phase NOT IN ({_ENDS}) AND removed IS NULL",
     "gang": f"SELECT gang FROM attempts WHERE {{own}} AND phase <> '{AttemptPhase.ENDED}'",
 }
@@ -321,7 +320,8 @@ def _put(session: DatabaseSession, projects: Collection[str], at: datetime, *, b
     where, values = in_projects("project", projects)
     if busy:
         return
-    for what, sql in _BUSY.items():
+    own = {word: f"SELECT name FROM {table} WHERE {{own}}" for word, table in list_named_tables()}
+    for what, sql in (own | _BUSY).items():
         found = session.run(f"{sql.format(own=where)} LIMIT {_MOST + 1}", values).fetchall()
         if found:
             named = ", ".join(name for (name,) in found[:_MOST])

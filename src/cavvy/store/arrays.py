@@ -33,6 +33,7 @@ from cavvy.store.documents import (
     to_time,
 )
 from cavvy.store.drivers import DatabaseSession, RunTransaction
+from cavvy.store.own_tables import list_named_tables
 from cavvy.store.prepared import Row
 from cavvy.store.rows import (
     EVENTS,
@@ -63,10 +64,6 @@ _COPY_EVENT = (
     f"SELECT {', '.join('j.id' if each == 'job_id' else f'e.{each}' for each in EVENTS.columns)} "
     "FROM jobs j CROSS JOIN events e WHERE j.array_id = ? AND j.id <> ? AND e.job_id = ? "
     "ORDER BY j.id"
-)
-_TAKEN = (
-    "SELECT 1 FROM jobs WHERE project = ? AND name = ? "
-    "UNION ALL SELECT 1 FROM services WHERE project = ? AND name = ?"
 )
 # The first member that is left stands for what all members have in common.
 _LIST = (
@@ -284,7 +281,7 @@ def insert_group(session: DatabaseSession, job: JobRecord, name: str) -> None:
     texts, free = check_readable(job), name
     if session.run("SELECT 1 FROM job_arrays WHERE id = ?", (job.array_id,)).fetchone():
         raise StaleVersion(f"group {job.array_id} exists already")
-    while session.run(_TAKEN, (job.project, free, job.project, free)).fetchone() or not (
+    while _is_taken(session, job.project, free) or not (
         session.run(
             _INSERT_GROUP, (job.array_id, job.project, free, None, *texts, None, 0)
         ).rowcount
@@ -328,6 +325,15 @@ def insert_array(
     return name
 
 
+def _is_taken(session: DatabaseSession, project: str, name: str) -> bool:
+    """Return whether a job, or a row of a capability such as a service, has the name."""
+    tables = ("jobs", *(table for _, table in list_named_tables()))
+    sql = " UNION ALL ".join(
+        f"SELECT 1 FROM {each} WHERE project = ? AND name = ?" for each in tables
+    )
+    return session.run(sql, (project, name) * len(tables)).fetchone() is not None
+
+
 def _insert_as(
     session: DatabaseSession,
     job: JobRecord,
@@ -336,8 +342,7 @@ def _insert_as(
     rest: tuple[object, ...],
 ) -> bool:
     """Insert the array and its members under this name; return False if a name is in use."""
-    taken = (job.project, name, job.project, name)
-    if session.run(_TAKEN, taken).fetchone():
+    if _is_taken(session, job.project, name):
         return False
     if not session.run(_INSERT, (job.array_id, job.project, name, *rest)).rowcount:
         return False

@@ -17,7 +17,6 @@ from cavvy.domain.maintenance import NodeState, Reservation
 from cavvy.domain.markets import Observation
 from cavvy.domain.node_pools import NodePool
 from cavvy.domain.policies import ProjectPolicy
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.trusts import IssuerTrust
 from cavvy.domain.values import replace
@@ -67,7 +66,6 @@ decode_node_state = msgspec.json.Decoder(NodeState).decode
 decode_pool = msgspec.json.Decoder(NodePool).decode
 decode_trust = msgspec.json.Decoder(IssuerTrust).decode
 decode_budget = msgspec.json.Decoder(SpendingBudget).decode
-decode_service = msgspec.json.Decoder(StoredService).decode
 decode_policy = msgspec.json.Decoder(ProjectPolicy).decode
 decode_node = msgspec.json.Decoder(Node).decode
 decode_tags = msgspec.json.Decoder(dict[str, str]).decode

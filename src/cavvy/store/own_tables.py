@@ -6,16 +6,18 @@ capability changes only its own tables. The database states the last one of each
 those that were taken out: their tables stay as they are.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Protocol
 
 from cavvy.domain.values import Struct
 from cavvy.frame.capability import Capability, OwnTables
-from cavvy.frame.discover import find_capabilities, say_left_out
+from cavvy.frame.discover import find_capabilities, load, say_left_out
 from cavvy.store.base import StoreUnusable
-from cavvy.store.drivers import DatabaseSession
+from cavvy.store.drivers import DatabaseSession, RunTransaction
 
 _KEY = "capability:"  # the start of the keys of `meta` that state the last migrations
 _STATED = 'SELECT "key", value FROM meta WHERE "key" LIKE ?'
@@ -23,6 +25,22 @@ _STATE = (
     'INSERT INTO meta ("key", value) VALUES (?, ?) '
     'ON CONFLICT ("key") DO UPDATE SET value = excluded.value'
 )
+
+
+class OwnRows(Protocol):
+    """What the core asks of a capability's rows, made from the functions of `Store.database`."""
+
+    async def snapshots(self) -> Collection[str]:
+        """Return the names of files of working folders to keep, besides those in the columns."""
+        ...
+
+    async def count_keys(self, now: datetime) -> int:
+        """Return the number of valid keys with which programs may call something."""
+        ...
+
+    async def end_keys(self) -> None:
+        """Remove all these keys. Can be repeated."""
+        ...
 
 
 class OwnMigrations(Struct, frozen=True, kw_only=True):
@@ -72,6 +90,19 @@ def list_tables_of_jobs() -> Sequence[str]:
 def list_tables_with_snapshots() -> Sequence[str]:
     """Return the capabilities' tables whose column `snapshot` names files to keep."""
     return [name for each in list_own_migrations() for name in each.tables.snapshots]
+
+
+def list_named_tables() -> Sequence[tuple[str, str]]:
+    """Return the word for a row, and the table, of the capabilities' tables whose rows have a name
+    among those of jobs, and last until users end them.
+    """
+    return [each for one in list_own_migrations() for each in one.tables.named]
+
+
+def list_own_rows(database: tuple[RunTransaction, RunTransaction]) -> list[OwnRows]:
+    """Return what capabilities have stored in a database."""
+    tables = [each.tables for each in list_own_migrations() if each.tables.rows]
+    return [load(each.rows)(*database) for each in tables]
 
 
 def list_sealed_tables() -> Sequence[str]:

@@ -538,17 +538,6 @@ CREATE TABLE budget_alerts (
     FOREIGN KEY(budget) REFERENCES budgets (name) ON DELETE CASCADE
 );
 
--- Services, each with its task and its replicas.
-CREATE TABLE services (
-    project TEXT NOT NULL,
-    name TEXT NOT NULL,
-    snapshot TEXT,  -- of the working folder
-    document TEXT NOT NULL,
-    version BIGINT NOT NULL,
-    PRIMARY KEY (project, name)
-);
-CREATE INDEX services_snapshot ON services (snapshot) WHERE snapshot IS NOT NULL;
-
 -- Volumes that outlive their jobs, with their bills between jobs.
 CREATE TABLE volume_bills (
     id {id} NOT NULL,  -- that of the subject in the ledger

@@ -62,7 +62,8 @@ from cavvy.store.job_search import FoundJobs, JobSearch, find_condition, find_or
 from cavvy.store.leases import FENCE, begin_fenced
 from cavvy.store.maintenance import SqlMaintenance
 from cavvy.store.meters import SqlMeters
-from cavvy.store.own_tables import list_left_out, list_tables_with_snapshots
+from cavvy.store.named_rows import SqlNodePools
+from cavvy.store.own_tables import list_left_out, list_own_rows, list_tables_with_snapshots
 from cavvy.store.prepared import Row
 from cavvy.store.queue import READY, TURN, SqlQueue
 from cavvy.store.retention import SqlRetention
@@ -85,7 +86,6 @@ from cavvy.store.rows import (
     RowReader,
 )
 from cavvy.store.secrets import SqlCredentials
-from cavvy.store.services import SqlNodePools, SqlServices
 from cavvy.store.submissions import SubmissionGroup, insert_together
 from cavvy.store.workers import StoreWorkers
 from cavvy.store.writes import insert_job, remove_job, save_checkpoint, write_changes
@@ -119,7 +119,7 @@ _UNFINISHED = (
     f"SELECT id FROM jobs WHERE phase IN ({_LIVE})",
     "SELECT job_id FROM attempts WHERE phase <> 'ended'",
 )
-_WITH_SNAPSHOTS = ("documents", "job_arrays", "services")
+_WITH_SNAPSHOTS = ("documents", "job_arrays")
 
 
 def _new_id() -> str:
@@ -159,7 +159,7 @@ class Store:
         self._held = HeldReader()
         database = self._read, self._write
         self.sign_ins, self.budgets = SqlSignIns(*database), SqlBudgets(*database)
-        self.services, self.meters = SqlServices(*database), SqlMeters(*database)
+        self.meters = SqlMeters(*database)
         self.provider_credentials = SqlCredentials(*database)
         self.archive = SqlArchive(*database)
         self.queue = SqlQueue(*database, self._held, self._read_brief)
@@ -508,7 +508,8 @@ class Store:
             f"SELECT DISTINCT snapshot FROM {table} WHERE snapshot IS NOT NULL"
             for table in (*_WITH_SNAPSHOTS, *list_tables_with_snapshots())
         )
-        return await self.services.snapshots() | {row[0] for row in await self._rows(sql)}
+        found = {row[0] for row in await self._rows(sql)}
+        return found.union(*[await own.snapshots() for own in list_own_rows(self.database)])
 
     async def unfinished(self) -> Sequence[str]:
         """Return the IDs of the jobs that have not ended or have an unfinished attempt."""

@@ -73,13 +73,14 @@ async def test_a_signed_image_runs_as_the_digest_that_was_verified(
 
 
 async def test_replicas_of_a_service_run_the_verified_digest(api: Api, registry: str) -> None:
+    rows = pytest.importorskip("cavvy.capabilities.serving.service_rows")
     await put(api, KEY)
     image = {"name": f"{registry}/acme/train:1", "login": "PULL"}
     service = {"port": 8000, "replicas": {"min": 0, "max": 1}}
     text = json.dumps({"name": "s", "run": "true", "image": image, "service": service})
     answer = await api.http.put("/v1/projects/default/services/s", json={"text": text})
     assert answer.status_code == 200, answer.text
-    (stored,) = await api.app_state.store.services.list(["default"])
+    (stored,) = await rows.services_of(api.app_state.store).list(["default"])
     assert stored.task.image == f"{registry}/acme/train@{DIGEST}"
     assert stored.task.image_signers == (name_key(KEY),)
 

@@ -39,10 +39,6 @@ from cavvy.control.restored import (
     mark_restored,
     record_restore,
 )
-from cavvy.domain.services import ServiceSpec
-from cavvy.domain.stored_services import ServiceKey, StoredService
-from cavvy.domain.tasks import TaskSpec
-from cavvy.domain.values import replace
 
 CI: dict[str, Any] = {
     "name": "train-main",
@@ -224,17 +220,10 @@ async def test_a_restored_server_says_what_came_back_and_can_end_it(
     made = [(await api.http.post("/v1/tokens", json={"account": "ada"})).json() for _ in range(2)]
     revoked = (await whoami(api, made[0]["token"]))["token_id"]
     await api.http.delete(f"/v1/tokens/{revoked}")
-    key = ServiceKey(id="k1", sha256="0" * 64, created_at=now)
-    ended = replace(key, id="k2", expires_at=now)
-    task = TaskSpec(name="chat", run="serve", service=ServiceSpec(port=1, keys=True))
-    service = StoredService(
-        project="vision", name="chat", id="s1", task=task, created_at=now, keys=(key, ended)
-    )
-    await store.services.put(service)
 
     await mark_restored(store, compare((), {}, (), {}), api.app_state.now())
     access = await count_access(store, api.app_state.now())
-    assert access == StoredAccess(tokens=2, keys=1, accounts=3, disabled=1, roles=1, trusts=2)
+    assert access == StoredAccess(tokens=2, keys=0, accounts=3, disabled=1, roles=1, trusts=2)
     for text in (used, unused):
         assert "issued before this server was restored" in await refused(api, text)
     later = int(time.time()) + 2
@@ -247,13 +236,11 @@ async def test_a_restored_server_says_what_came_back_and_can_end_it(
         headers = {"Authorization": f"Bearer {secret}"}
         assert (await api.http.get("/v1/whoami", headers=headers)).status_code == 401
     assert (await count_access(store, api.app_state.now())).tokens == 0
-    assert (await store.services.get("vision", "chat")).keys == ()
     told = "cavvy server restore"
     (record,) = [each for each in await audit_log(api) if each["action"] == told]
     assert (record["account"], record["signed_in"]) == ("", True)
     after = {name: record["after"][name] for name in ("tokens", "keys", "tokens_and_keys")}
-    assert after == {"tokens": 2, "keys": 1, "tokens_and_keys": "ended"}
-    await store.services.delete(await store.services.get("vision", "chat"))
+    assert after == {"tokens": 2, "keys": 0, "tokens_and_keys": "ended"}
 
 
 async def test_weak_keys_are_refused(api: Api, issuer: Issuer) -> None:

@@ -39,6 +39,7 @@ _CONSENTS = {
     "api/routes/pools.py:apply": {"ask.consent"},
     "capabilities/serving/routes/services.py:_start": {"ask.consent"},
     "capabilities/serving/routes/services.py:admit": {"ask.consent"},
+    "capabilities/serving/stored_services.py:serving": {"self.consented"},
     "api/routes/submission.py:_admit": {"ask.consent"},
     "api/routes/submission.py:_try_admit": {"ask.consent"},
     "api/routes/submission.py:start_machine": {"ask.consent"},

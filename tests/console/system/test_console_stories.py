@@ -24,12 +24,12 @@ from cavvy.domain.events import Charge
 from cavvy.domain.figures import FigureBlock, FigureColumns
 from cavvy.domain.offers import Offer
 from cavvy.domain.services import ServiceSpec
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
 from cavvy.store.open import open_store
+from cavvy.store.sql import Store
 
 pytestmark = pytest.mark.system
 JOBS = 10_000
@@ -44,6 +44,35 @@ H100 = Offer(
 )
 VIEWS = ((1280, "dark"), (390, "light"))
 TEXT = "document.body.innerText"
+
+
+async def add_service(store: Store, begun: datetime, minutes: range) -> list[FigureBlock]:
+    """Store a service, and return its figures."""
+    from cavvy.capabilities.serving.service_rows import services_of
+    from cavvy.capabilities.serving.stored_services import StoredService
+
+    blocks = []
+    service = StoredService(
+        project="vision",
+        name="chat",
+        id="service-of-night",
+        task=TaskSpec(name="chat", run="true", service=ServiceSpec(port=8000)),
+        created_at=begun,
+    )
+    await services_of(store).put(service)
+    for minute in minutes:
+        values = {
+            **{"requests_per_s": 5 + minute % 7, "failed_per_s": 0.1, "latency_p50_s": 0.2},
+            **{"latency_p95_s": 0.9, "in_flight": 3, "waiting": minute % 2},
+            **{"replicas_ready": 1, "replicas_wanted": 2},
+        }
+        columns = {
+            name: FigureColumns(low=[each], mean=[each], high=[each])
+            for name, each in values.items()
+        }
+        columns |= {"cold_start_s": columns["waiting"]} if minute == minutes[9] else {}
+        blocks.append(FigureBlock(attempt_id=service.id, rank=0, minutes=[minute], columns=columns))
+    return blocks
 
 
 async def fill(home: Path, count: int = JOBS) -> str:
@@ -134,26 +163,8 @@ async def fill(home: Path, count: int = JOBS) -> str:
             blocks.append(
                 FigureBlock(attempt_id=attempt.id, rank=rank, minutes=[minute], columns=columns)
             )
-    service = StoredService(
-        project="vision",
-        name="chat",
-        id="service-of-night",
-        task=TaskSpec(name="chat", run="true", service=ServiceSpec(port=8000)),
-        created_at=begun,
-    )
-    await store.services.put(service)
-    for minute in minutes:
-        values = {
-            **{"requests_per_s": 5 + minute % 7, "failed_per_s": 0.1, "latency_p50_s": 0.2},
-            **{"latency_p95_s": 0.9, "in_flight": 3, "waiting": minute % 2},
-            **{"replicas_ready": 1, "replicas_wanted": 2},
-        }
-        columns = {
-            name: FigureColumns(low=[each], mean=[each], high=[each])
-            for name, each in values.items()
-        }
-        columns |= {"cold_start_s": columns["waiting"]} if minute == minutes[9] else {}
-        blocks.append(FigureBlock(attempt_id=service.id, rank=0, minutes=[minute], columns=columns))
+    if find_spec("cavvy.capabilities.serving") is not None:
+        blocks += await add_service(store, begun, minutes)
     charge = Charge(
         project="vision",
         job_id=night.id,
@@ -352,6 +363,7 @@ def test_loss_and_gpu_use_of_the_night_are_seen(reader: Reader, night: str) -> N
 
 
 def test_the_traffic_of_a_service_over_the_night_is_seen(reader: Reader) -> None:
+    pytest.importorskip("cavvy.capabilities.serving")
     reader.open("/services/vision/chat")
     titles = "[...document.querySelectorAll('#figures figcaption:first-child')].map(e => e.innerText)"  # fmt: skip
     assert reader.tab.evaluate(titles) == [

@@ -29,8 +29,8 @@ from cavvy.capabilities.edge.on_device.bundle import pack_device
 from cavvy.capabilities.edge.service import EdgeService
 from cavvy.client.service_wire import ServedView
 from cavvy.control.clock import VirtualClock, run_virtual
+from cavvy.control.parts import KnownService
 from cavvy.domain.figures import FigureBlock, FigureColumns
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.base import AtomicWrite
@@ -320,7 +320,7 @@ async def test_both_paths_of_a_service_tell_what_they_cost_in_the_same_hours(api
     assert (await api.http.put(path, json={"text": text, "user": "ada"})).status_code == 200
     named = {each: await enrol(api, each) for each in ("one", "two")}
     store, hour = api.app_state.store, timedelta(hours=1)
-    service = await store.services.get("default", "s")
+    (service,) = await api.app_state.control_plane.list_services("default")
     minutes = [int(api.app_state.now().timestamp()) // 60 - each for each in (200, 20, 10)]
     values = {"requests_per_s": [9.0, 5.0, 5.0], "failed_per_s": [0.0, 5.0, 0.0]}
     columns = {name: FigureColumns(low=each, mean=each, high=each) for name, each in values.items()}
@@ -582,10 +582,6 @@ async def test_a_device_gets_no_service_that_would_be_on_itself(api: Api) -> Non
     edge = edge_of(api.app_state)
     text = "{name: s, run: x, resources: {cpu: 1}, service: {edge: {model: m}}}"
     task = replace(parse_task(text, options=ReadOptions(serves=True)), project="default")
-    now = api.app_state.now()
-    await api.app_state.store.services.put(
-        StoredService(project="default", name="s", id="s", created_at=now, task=task)
-    )
     for own, url, given in (
         ("https://203.0.113.5:7443", "http://127.0.0.1:8081/default/s", False),
         ("https://203.0.113.5:7443", "http://0.0.0.0:8081/default/s", False),
@@ -593,7 +589,11 @@ async def test_a_device_gets_no_service_that_would_be_on_itself(api: Api) -> Non
         ("https://127.0.0.1:7443", "http://127.0.0.1:8081/default/s", True),
     ):
         api.app_state.node_endpoint = own
-        edge._locate = lambda _, url=url: url
+
+        async def list_services(project: str, url: str = url) -> list[KnownService]:
+            return [KnownService(id="s", task=task, url=url)]
+
+        edge._list_services = list_services
         edge._known.clear()
         answer = await api.http.post(f"{EDGE}/check-in", json={}, headers=headers)
         assert [each["url"] for each in answer.json()["clouds"]] == [url] * given

@@ -32,8 +32,8 @@ from cavvy.capabilities.edge.service import EdgeService, EnrolmentRefused, Model
 from cavvy.capabilities.edge.wire import SamplesView, SampleView, SiteAsk, SiteView
 from cavvy.client.blobs import download_files, download_snapshot
 from cavvy.client.errors import ApiError, ConnectionLost
+from cavvy.control.parts import KnownService
 from cavvy.domain.audit import AuditOutcome
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import asdict, replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.base import KeyUnusable, RowNotFound
@@ -85,7 +85,7 @@ def test_a_device_that_ends_its_requests_takes_no_time_from_its_site() -> None:
     asyncio.run(play())
 
 
-def make_service(name: str, rule: str, more: str = "") -> StoredService:
+def make_service(name: str, rule: str, more: str = "") -> KnownService:
     text = f"""
 name: {name}
 run: x
@@ -93,7 +93,7 @@ resources: {{cpu: 1}}
 service: {{edge: {rule}{more}}}
 """
     task = replace(parse_task(text, options=ReadOptions(serves=True)), project="p")
-    return StoredService(project="p", name=name, id=name, created_at=NOW, task=task)
+    return KnownService(id=name, task=task, url=f"http://cloud/{name}")
 
 
 def test_a_device_sends_its_requests_only_where_they_may_go() -> None:
@@ -106,10 +106,12 @@ def test_a_device_sends_its_requests_only_where_they_may_go() -> None:
                 raise KeyUnusable("the secret BROKEN cannot be decrypted")
             return {each: opened[each] for each in names if each in opened}
 
-        def locate(service: StoredService) -> str:
-            return f"http://cloud/{service.name}"
+        services: list[KnownService] = []
 
-        edge = EdgeService(store, clock, lambda *_: None, locate, open_secrets)
+        async def list_services(project: str) -> list[KnownService]:
+            return services
+
+        edge = EdgeService(store, clock, lambda *_: None, list_services, open_secrets)
         names = []
         for number, (site, residency) in enumerate([("lyon", ""), ("lyon", "eu"), ("oslo", "")]):
             labels = {"residency": residency} if residency else {}
@@ -122,22 +124,24 @@ def test_a_device_sends_its_requests_only_where_they_may_go() -> None:
         async def find() -> list[list[tuple[str, str]]]:
             edge._known.clear()
             return [
-                [(each.url[13:], each.key) for each in await edge.find_clouds("p", name)]
+                [(each.service.url[13:], each.key) for each in await edge.find_clouds("p", name)]
                 for name in names
             ]
 
         assert await find() == [[], [], []]
-        await store.services.put(make_service("all", "{model: m}"))
-        await store.services.put(make_service("line", "{model: m, site: lyon, key: LINE_KEY}"))
-        await store.services.put(make_service("other", "{model: n, site: oslo, key: GONE}"))
+        services += [
+            make_service("all", "{model: m}"),
+            make_service("line", "{model: m, site: lyon, key: LINE_KEY}"),
+            make_service("other", "{model: n, site: oslo, key: GONE}"),
+        ]
         found = await find()
         assert found[:2] == [[("line", "s3cret")], []]
         assert sorted(found[2]) == [("all", ""), ("other", "")]
         refused = await store.audit_records(outcome=AuditOutcome.REFUSED)
         assert len(refused) == 2, "one for each service, however often the device asks"
-        await store.services.put(make_service("eu", "{model: o, site: lyon}", ", residency: eu"))
+        services.append(make_service("eu", "{model: o, site: lyon}", ", residency: eu"))
         assert [("eu", "") in found for found in await find()] == [True, True, False]
-        await store.services.put(make_service("broken", "{model: p, site: oslo, key: BROKEN}"))
+        services.append(make_service("broken", "{model: p, site: oslo, key: BROKEN}"))
         assert ("broken", "") in (await find())[2], "its devices still check in"
         retired = [await edge.retire("p", name) for name in names]
         assert retired == [{"LINE_KEY": ["line"]}, {}, {"BROKEN": ["broken"], "GONE": ["other"]}]

@@ -19,6 +19,7 @@ from cavvy.capabilities.serving.control.request_bills import RequestBills
 from cavvy.capabilities.serving.control.requests import ServiceStatus
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.figures import add_service
+from cavvy.capabilities.serving.service_rows import services_of
 from cavvy.domain.accounts import Role
 from cavvy.domain.ledger import TokenUse
 from cavvy.domain.services import (
@@ -83,7 +84,7 @@ async def test_a_caller_reads_only_the_figures_of_its_own_projects(api: Api) -> 
             id=f"r-{name}", service=name, revision=1, state=ReplicaState.ENDED, ordered_at=now
         )
         service = replace(make_service(name, now), name="served", id=name, replicas=(replica,))
-        await api.app_state.store.services.put(service)
+        await services_of(api.app_state.store).put(service)
     found = await scrape(team.http, token=token)
     projects = {
         sample.labels["project"]

@@ -22,8 +22,9 @@ from cavvy.capabilities.serving.decide.service_figures import count_minute
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.keeper import find_requests
 from cavvy.capabilities.serving.server.front import GatewayFront
+from cavvy.capabilities.serving.service_rows import services_of
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.client.state import host_name
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 
 SERVICE = "/v1/projects/default/services/chat"
@@ -229,7 +230,7 @@ async def test_a_waiting_request_orders_a_replica_where_it_must_stay(api: Api) -
     url = await until(find_url)
 
     async def find_replica() -> str:
-        stored = await api.app_state.store.services.get("default", "chat")
+        stored = await services_of(api.app_state.store).get("default", "chat")
         return stored.replicas[0].id if stored.replicas else ""
 
     async with httpx.AsyncClient() as client:
@@ -238,7 +239,7 @@ async def test_a_waiting_request_orders_a_replica_where_it_must_stay(api: Api) -
         replica = await until(find_replica)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-    stored = await api.app_state.store.services.get("default", "chat")
+    stored = await services_of(api.app_state.store).get("default", "chat")
     assert [each.bound_to for each in stored.replicas] == [("eu",)]
     assert (await api.app_state.store.job(replica)).task.resources.regions == ("eu",)
     await api.http.delete(SERVICE)
@@ -279,7 +280,7 @@ async def test_a_key_is_made_used_listed_and_revoked(api: Api) -> None:
     assert wrong.json()["message"] == "key: 'xx' may contain only 0-9 and a-f"
     gone = await api.http.delete(f"{SERVICE}/keys/{key_id}")
     assert gone.json()["code"] == "service-key-not-found"
-    stored = await api.app_state.store.services.get("default", "chat")
+    stored = await services_of(api.app_state.store).get("default", "chat")
     assert stored.revision == 2, "keys make no revision"
     await api.http.delete(SERVICE)
     await until(api.app_state.control_plane.idle)  # no replica goes on

@@ -15,8 +15,8 @@ from cavvy.capabilities.serving.server.front import GatewayFront
 from cavvy.capabilities.serving.server.gateway_child import GatewayChild
 from cavvy.capabilities.serving.server.listener import ServiceListener
 from cavvy.capabilities.serving.server.relays import ReplicaRelays
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.domain.services import ServiceSpec
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 
 _OLD_GATEWAY = """

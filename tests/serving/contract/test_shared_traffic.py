@@ -12,10 +12,10 @@ from tests.contract.store_suite import NOW, store_url
 from cavvy.capabilities.serving.bills import KeyWork, RequestWork
 from cavvy.capabilities.serving.decide.traffic import GatewayCount, ServiceTraffic
 from cavvy.capabilities.serving.server.shared_traffic import SharedTraffic
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.share import WorkShare
 from cavvy.domain.ledger import TokenUse
 from cavvy.domain.services import ServiceSpec
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.store import leases
 from cavvy.store.base import StoreError

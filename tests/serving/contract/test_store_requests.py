@@ -13,6 +13,8 @@ from tests.contract.store_suite import NOW, after, begin, make_charge, submit
 from cavvy.capabilities.serving.bill_rows import bills_of
 from cavvy.capabilities.serving.bills import KeyWork, RequestWork, name_api
 from cavvy.capabilities.serving.control.request_bills import COUNTED_SINCE, RequestBills
+from cavvy.capabilities.serving.service_rows import services_of
+from cavvy.capabilities.serving.stored_services import ServiceKey, StoredService
 from cavvy.control.budgets import post_discounts
 from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.jobs import Attempt, AttemptPhase
@@ -24,7 +26,6 @@ from cavvy.domain.services import (
     ServiceReplica,
     ServiceSpec,
 )
-from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, LedgerFilter, StaleVersion
@@ -177,7 +178,7 @@ async def test_requests_of_a_fallback_are_billed_by_the_labels_of_their_keys(sto
     front = replace(make_service(), name="front", id="s2", keys=(app,))
     foreign = replace(front, project="q", id="s3", keys=(secret,))
     for each in (front, foreign):
-        await store.services.put(each)
+        await services_of(store).put(each)
     await store.commit(AtomicWrite(charges=[make_charge(attempt, 1000, until=100)]))
     told = tell(work(r1={"k1": 10.0, "k9": 10.0, "k8": 10.0}))
     await RequestBills(store).divide(make_service(replica), told, after(100))

@@ -9,10 +9,11 @@ from cavvy.capabilities.serving.control.call_queue import CallQueue
 from cavvy.capabilities.serving.control.front import ServingParts
 from cavvy.capabilities.serving.control.reconciler import service_key
 from cavvy.capabilities.serving.queued_calls import CallAnswer, CallState, QueuedCall
+from cavvy.capabilities.serving.service_rows import services_of
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.clock import WallClock
 from cavvy.control.worklist import calls_key
 from cavvy.domain.services import CronTrigger, EventTrigger, ServiceSpec
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.store.open import MemoryStore
 
@@ -59,7 +60,7 @@ async def test_a_silent_bucket_delays_no_calls() -> None:
             cast("Any", buckets),
         )
         task = TaskSpec(name="s", run="x", service=SPEC)
-        await store.services.put(
+        await services_of(store).put(
             StoredService(project="p", name="s", id="i", created_at=NOW, task=task)
         )
         call = QueuedCall(project="p", service="s", id="a", submitted_at=NOW, due_at=NOW)

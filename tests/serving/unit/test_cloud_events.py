@@ -21,8 +21,8 @@ from cavvy.capabilities.serving.decide.webhook_calls import (
     find_challenge,
 )
 from cavvy.capabilities.serving.queued_calls import CallState
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.domain.services import WebhookSignature, WebhookTrigger
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 

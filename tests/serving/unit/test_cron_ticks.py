@@ -5,9 +5,9 @@ from datetime import UTC, datetime, timedelta
 from cavvy.capabilities.serving.call_rows import calls_of
 from cavvy.capabilities.serving.control.call_queue import CronTicks
 from cavvy.capabilities.serving.queued_calls import IDS_KEPT, CallState, QueuedCall
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.domain.services import CronTrigger, ServiceSpec
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.store.open import MemoryStore

@@ -20,6 +20,7 @@ from cavvy.capabilities.serving.queued_calls import (
     QueuedCall,
     StoredObject,
 )
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.share import lease_of
 from cavvy.control.worklist import calls_key
 from cavvy.domain.services import (
@@ -29,7 +30,6 @@ from cavvy.domain.services import (
     ReplicaCount,
     ServiceSpec,
 )
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.spec.fields.places import names_parent

@@ -20,6 +20,7 @@ from cavvy.capabilities.serving.decide.service import (
 )
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, make_terms, observe, scale
 from cavvy.capabilities.serving.loads import BatchFit
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.decide.budgets import ServiceStop
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.services import (
@@ -33,7 +34,6 @@ from cavvy.domain.services import (
     ServiceSpec,
     TargetKind,
 )
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 

@@ -13,8 +13,8 @@ from cavvy.capabilities.serving.decide.queued_calls import (
     find_next,
     make_anchor,
 )
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.domain.services import CronTrigger
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 

@@ -19,6 +19,7 @@ from cavvy.capabilities.serving.decide.update import (
     remember_former,
     remember_worked,
 )
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.decide.budgets import ServiceStop
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.service_updates import (
@@ -34,7 +35,6 @@ from cavvy.domain.services import (
     ServiceUpdate,
     UpdateStrategy,
 )
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 

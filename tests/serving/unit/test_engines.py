@@ -10,7 +10,7 @@ from cavvy.capabilities.serving.autoscaler.decide import ScalingState, decide
 from cavvy.capabilities.serving.autoscaler.terms import MarketObservation, ServiceObservation
 from cavvy.capabilities.serving.decide.queued_calls import count_at_once
 from cavvy.capabilities.serving.decide.traffic import make_terms
-from cavvy.domain.stored_services import find_open_models
+from cavvy.capabilities.serving.stored_services import find_open_models
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
 from cavvy.spec.engines import ENGINES, write_command

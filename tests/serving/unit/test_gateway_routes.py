@@ -24,6 +24,7 @@ from cavvy.capabilities.serving.gateway.haproxy.configuration import (
 )
 from cavvy.capabilities.serving.server.front import PublishedService
 from cavvy.capabilities.serving.server.gateway_route import list_routes, make_address, make_route
+from cavvy.capabilities.serving.stored_services import ServiceKey, StoredService
 from cavvy.domain.services import (
     BatchRule,
     FallbackApi,
@@ -36,7 +37,6 @@ from cavvy.domain.services import (
     ServiceReplica,
     ServiceSpec,
 )
-from cavvy.domain.stored_services import ServiceKey, StoredService
 from cavvy.domain.tasks import ReplicaGroup, ResourceSpec, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace

@@ -30,6 +30,7 @@ from cavvy.capabilities.serving.decide.service import (
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.decide.update import as_revision, decide_update
 from cavvy.capabilities.serving.server.router_members import RouterMembers, RouterTarget
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.service_updates import CandidateRevision
 from cavvy.domain.services import (
@@ -41,7 +42,6 @@ from cavvy.domain.services import (
     ServiceUpdate,
     UpdateStrategy,
 )
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec, take_role
 from cavvy.domain.values import replace
 from cavvy.spec.describe import describe_task

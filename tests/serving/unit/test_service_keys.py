@@ -4,8 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from cavvy.domain.services import ServiceSpec
-from cavvy.domain.stored_services import (
+from cavvy.capabilities.serving.stored_services import (
     MOST_KEYS,
     KeyUnknown,
     ServiceKey,
@@ -15,6 +14,7 @@ from cavvy.domain.stored_services import (
     with_key,
     without_key,
 )
+from cavvy.domain.services import ServiceSpec
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 

@@ -10,7 +10,6 @@ from cavvy.domain.credentials import SealedCredential
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.policies import BoundPolicy, ProjectPolicy
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
@@ -143,15 +142,8 @@ async def test_nothing_is_stored_in_an_archived_project(store: Store) -> None:
         await store.add_project(Project(name=name, parent=parent), adopt=False)
     await store.archive.put(["c"], after(1))
     job = await submit(store, "1", project="b")
-    service = StoredService(
-        project="a", name="s", id="9", task=TaskSpec(name="s", run="true"), created_at=NOW
-    )
-    stored = await store.services.put(service)
-    for busy in ("service s", "job train"):
-        with pytest.raises(ProjectBusy, match=busy):
-            await store.archive.put(["a", "b", "c"], after(2))
-        if busy == "service s":
-            await store.services.delete(stored)
+    with pytest.raises(ProjectBusy, match="job train"):
+        await store.archive.put(["a", "b", "c"], after(2))
     assert [each.archived_at for each in await store.projects()] == [None, None, after(1), None]
     await store.archive.put(["a", "b", "c"], after(3), busy=True)
     ended = replace(job, phase=JobPhase.STOPPED, ended_at=after(4))
@@ -161,8 +153,6 @@ async def test_nothing_is_stored_in_an_archived_project(store: Store) -> None:
             await submit(store, f"in-{project}", project=project)
         with pytest.raises(ProjectArchived):
             await store.archive.check(project)
-    with pytest.raises(ProjectArchived):
-        await store.services.put(service)
     with pytest.raises(ProjectArchived):
         await store.add_project(Project(name="new", parent="a"), adopt=True)
     with pytest.raises(ProjectArchived):

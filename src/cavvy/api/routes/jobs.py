@@ -581,8 +581,8 @@ async def _missing(app_state: AppState, project: str, name: str) -> ApiProblem:
     if gone is not None:
         return _describe_removed(gone)
     page = await app_state.store.list_jobs(project, limit=_COMPARED)
-    with suppress(RowNotFound):
-        await app_state.store.services.get(project, name)
+    services = await app_state.control_plane.list_services(project)
+    if any(each.task.name == name for each in services):
         place = "" if project == _USUAL_PROJECT else f" -p {project}"
         replica = next((each.name for each in page.jobs if each.name.startswith(f"{name}.")), "")
         hint = f"{name} is a service, which `cavvy status {name}{place}` shows"

@@ -6,9 +6,8 @@ from cavvy.capabilities.edge.paths import view_paths
 from cavvy.capabilities.edge.service import EdgeService, is_edge_key
 from cavvy.capabilities.edge.steps import EdgeSteps
 from cavvy.client.service_wire import EdgePathView
-from cavvy.control.parts import ControlParts
+from cavvy.control.parts import ControlParts, KnownService
 from cavvy.domain.jobs import JobRecord
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import EdgeStep, TaskSpec
 from cavvy.store.blobs import BlobStore
 
@@ -20,7 +19,7 @@ class EdgeKeeper(EdgeService):
 
     def __init__(self, parts: ControlParts) -> None:
         super().__init__(
-            parts.store, parts.clock, parts.hint_after, parts.locate, parts.open_secrets
+            parts.store, parts.clock, parts.hint_after, parts.list_services, parts.open_secrets
         )
         self._steps = EdgeSteps(parts.store, parts.clock, self, parts.checkpoints, parts.keeper)
 
@@ -40,7 +39,7 @@ class EdgeKeeper(EdgeService):
             return None
         return f"the samples of {job.name}", job.task.edge.residency
 
-    async def list_paths(self, service: StoredService) -> list[EdgePathView]:
-        if not service.spec.edge:
+    async def list_paths(self, service: KnownService) -> list[EdgePathView]:
+        if not service.rules:
             return []
         return await view_paths(self, self._store, service, self._clock.now())

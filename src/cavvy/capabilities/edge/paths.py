@@ -6,15 +6,15 @@ from datetime import datetime, timedelta
 from cavvy.capabilities.edge.on_device.front import LEAST_S
 from cavvy.capabilities.edge.service import EdgeService
 from cavvy.client.service_wire import EdgePathView
+from cavvy.control.parts import KnownService
 from cavvy.control.running_costs import sum_to_now
 from cavvy.domain.figures import FIGURES_DAYS
-from cavvy.domain.stored_services import StoredService
 from cavvy.store.base import LedgerFilter
 from cavvy.store.sql import Store
 
 
 async def view_paths(
-    edge: EdgeService, store: Store, service: StoredService, now: datetime
+    edge: EdgeService, store: Store, service: KnownService, now: datetime
 ) -> list[EdgePathView]:
     """Return what became of the requests to the devices of a service, and what they cost."""
     shown = []
@@ -49,10 +49,12 @@ async def view_paths(
 
 
 async def _sum_window(
-    store: Store, service: StoredService, since: datetime, now: datetime
+    store: Store, service: KnownService, since: datetime, now: datetime
 ) -> tuple[int, int]:
     """Return what the replicas have cost since then, and how many requests they have answered."""
-    which = LedgerFilter(projects=service.project, tag=("service", service.name), since=since)
+    which = LedgerFilter(
+        projects=service.task.project, tag=("service", service.task.name), since=since
+    )
     sums = await sum_to_now(store, which, (), now)
     names = ("requests_per_s", "failed_per_s")
     blocks = await store.figures.list(service.id, 0, since=since, until=now, names=names)

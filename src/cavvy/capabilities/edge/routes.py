@@ -796,9 +796,14 @@ async def check_in(request: Request, app_state: AppState) -> Response:
     program = next((each for each in models if each["name"] == PROGRAM), None)
     models = [each for each in models if each is not program]
     clouds = [
-        {"model": each.rule.model, "url": each.url, "key": each.key, "below": each.rule.below}
+        {
+            "model": each.rule.model,
+            "url": each.service.url,
+            "key": each.key,
+            "below": each.rule.below,
+        }
         for each in await _edge(app_state).find_clouds(project, name)
-        if _is_for_devices(app_state, each.url)
+        if _is_for_devices(app_state, each.service.url)
     ]
     told = {"now": now.timestamp(), "every_s": CHECK_IN_S, "models": models, "clouds": clouds}
     told["program"] = program

@@ -22,8 +22,8 @@ from cavvy.store.accounts import check_open
 from cavvy.store.base import StaleVersion
 from cavvy.store.documents import encode, plain, to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
+from cavvy.store.named_rows import NamedRows
 from cavvy.store.rows import insert_into, update_of
-from cavvy.store.services import NamedRows
 
 _REPORT = (
     "UPDATE edge_devices SET document = ?, version = version + 1 "

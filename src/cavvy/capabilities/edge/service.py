@@ -16,7 +16,7 @@ import asyncio
 import hashlib
 import re
 import secrets
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
@@ -59,10 +59,10 @@ from cavvy.control.agents.work import OpenSecrets
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.task_places import is_within
 from cavvy.control.job_service import JobServiceError
+from cavvy.control.parts import KnownService
 from cavvy.domain.audit import AuditEntry, AuditOutcome
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.services import EdgeRule
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, replace
@@ -92,6 +92,10 @@ async def _open_none(project: str, names: Sequence[str]) -> dict[str, str]:
     return {}
 
 
+async def _list_none(project: str) -> list[KnownService]:
+    return []
+
+
 class EnrolmentRefused(JobServiceError):
     """Raised if a device may not enrol, or is no longer one of the project's devices."""
 
@@ -101,12 +105,11 @@ class SettingsRefused(JobServiceError):
 
 
 class CloudPath(Struct, frozen=True, kw_only=True):
-    """The service at `url` that answers a device's requests for a model, and the key that it needs.
+    """The service that answers a device's requests for a model, and the key that it needs.
     The device keeps samples as `rule` says."""
 
-    service: StoredService
+    service: KnownService
     rule: EdgeRule
-    url: str
     key: str = ""
 
     def covers(self, device: EdgeDevice) -> bool:
@@ -209,7 +212,7 @@ def is_edge_key(key: str) -> bool:
 
 class EdgeService:
     """Handles requests of users and devices, and carries out rollouts. `hint` makes a key of the
-    worklist due after a time, `locate` returns the URL of a service or "", and `open_secrets`
+    worklist due after a time, `list_services` returns those of a project, and `open_secrets`
     returns values of a project's secrets."""
 
     def __init__(
@@ -217,13 +220,13 @@ class EdgeService:
         store: Store,
         clock: ControlClock,
         hint: Callable[[str, timedelta], None],
-        locate: Callable[[StoredService], str] = lambda service: "",
+        list_services: Callable[[str], Awaitable[Sequence[KnownService]]] = _list_none,
         open_secrets: OpenSecrets = _open_none,
     ) -> None:
         self._store, self._clock, self._hint = store, clock, hint
         self._rows = SqlEdge(*store.database)
         self.registry = ModelRegistry(self._rows, clock, self._models_changed)
-        self._locate, self._open_secrets = locate, open_secrets
+        self._list_services, self._open_secrets = list_services, open_secrets
         self.tasks, self.pace = DeviceTasks(), SitePace(clock)
         self._audited: set[tuple[str, str, str]] = set()  # refusals that have an entry
         self._known: dict[str, _ProjectDevices] = {}
@@ -378,11 +381,11 @@ class EdgeService:
 
     async def _find_secrets(self, device: EdgeDevice) -> Mapping[str, Sequence[str]]:
         found: dict[str, list[str]] = {}
-        for service in await self._store.services.list(device.project):
-            for rule in service.spec.edge:
-                path = CloudPath(service=service, rule=rule, url="")
+        for service in await self._list_services(device.project):
+            for rule in service.rules:
+                path = CloudPath(service=service, rule=rule)
                 if rule.secret and path.covers(device) and path.may_get(device):
-                    found.setdefault(rule.secret, []).append(service.name)
+                    found.setdefault(rule.secret, []).append(service.task.name)
         return {secret: sorted({*names}) for secret, names in sorted(found.items())}
 
     async def find_confined(
@@ -654,7 +657,7 @@ class EdgeService:
                 at=self._clock.now(),
                 signed_in=False,
                 action="POST /edge/v1/check-in",
-                target={"device": device.name, "service": cloud.service.name},
+                target={"device": device.name, "service": cloud.service.task.name},
                 project=device.project,
                 outcome=AuditOutcome.REFUSED,
                 code="residency",
@@ -662,13 +665,13 @@ class EdgeService:
             )
         )
 
-    async def list_clouds(self, service: StoredService) -> Sequence[tuple[EdgeRule, CloudDevices]]:
+    async def list_clouds(self, service: KnownService) -> Sequence[tuple[EdgeRule, CloudDevices]]:
         """Return the devices of each of a service's rules, with their newest reports."""
-        devices = [each for each in await self.devices(service.project) if not each.retired_at]
-        sites = {each.name: each for each in await self.sites(service.project)}
+        devices = [each for each in await self.devices(service.task.project) if not each.retired_at]
+        sites = {each.name: each for each in await self.sites(service.task.project)}
         found = []
-        for rule in service.spec.edge:
-            path = CloudPath(service=service, rule=rule, url="")
+        for rule in service.rules:
+            path = CloudPath(service=service, rule=rule)
             mine = [each for each in devices if path.covers(each)]
             kept = sum(not path.may_get(each) for each in mine)
             reports = [
@@ -682,11 +685,10 @@ class EdgeService:
 
     async def _find_paths(self, project: str) -> Sequence[CloudPath]:
         found = []
-        for service in await self._store.services.list(project):
-            url = self._locate(service) if service.wanted and service.spec.edge else ""
-            for rule in service.spec.edge if url else ():
+        for service in await self._list_services(project):
+            for rule in service.rules if service.url else ():
                 key = await self._open_key(project, rule.secret) if rule.secret else ""
-                found.append(CloudPath(service=service, rule=rule, url=url, key=key))
+                found.append(CloudPath(service=service, rule=rule, key=key))
         return found
 
     async def _open_key(self, project: str, secret: str) -> str:

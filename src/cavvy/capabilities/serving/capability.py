@@ -96,6 +96,12 @@ CAPABILITY = Capability(
         ConsoleAction("/services/{project}/{name}/retry", f"{_HERE}.pages:retry"),
         ConsoleAction("/services/{project}/{name}/calls/{call}/retry", f"{_HERE}.pages:retry_one"),
     ),
-    tables=OwnTables(_HERE, of_attempts=("divided_bills",)),
+    tables=OwnTables(
+        _HERE,
+        of_attempts=("divided_bills",),
+        snapshots=("services",),
+        named=(("service", "services"),),
+        rows=f"{_HERE}.service_rows:SqlServices",
+    ),
     reconcilers=(f"{_HERE}.keeper:Serving",),
 )

@@ -18,9 +18,10 @@ from cavvy.capabilities.serving.server.haproxy_plane import HaproxyPlane
 from cavvy.capabilities.serving.server.listener import read_listener
 from cavvy.capabilities.serving.server.relays import ReplicaRelays
 from cavvy.capabilities.serving.server.shared_traffic import SharedTraffic
-from cavvy.control.parts import ControlParts, StandingReconciler
+from cavvy.capabilities.serving.service_rows import services_of
+from cavvy.capabilities.serving.stored_services import StoredService
+from cavvy.control.parts import ControlParts, KnownService, StandingReconciler
 from cavvy.control.worklist import is_calls_key
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.server.parts import ServerParts
 from cavvy.store.base import ProjectFilter
@@ -91,8 +92,15 @@ class Serving(StandingReconciler):
         reason = self.requests.find_problem()
         return f"services cannot be reached: {reason}" if reason else ""
 
-    def locate(self, service: StoredService) -> str:
-        return "" if self._front is None else self._front.locate(service)
+    async def list_known(self, project: str) -> list[KnownService]:
+        found = await services_of(self._store).list(project)
+        locate = (lambda each: "") if self._front is None else self._front.locate
+        return [show(each, locate(each) if each.wanted else "") for each in found]
+
+
+def show(service: StoredService, url: str) -> KnownService:
+    """Return a service as other capabilities know it."""
+    return KnownService(id=service.id, task=service.task, url=url)
 
 
 def find_requests(app_state: AppState) -> ServiceRequests:

@@ -40,11 +40,12 @@ from cavvy.capabilities.serving.queued_calls import (
     QueuedCall,
     StoredObject,
 )
+from cavvy.capabilities.serving.service_rows import services_of
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.agents.transfers import Transfers
 from cavvy.control.clock import ControlClock
 from cavvy.control.worklist import calls_key
 from cavvy.domain.services import CronTrigger, EventTrigger, WebhookTrigger
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, replace
 from cavvy.store.base import RowNotFound, StaleVersion, StoreError
 from cavvy.store.leases import FENCE
@@ -99,7 +100,7 @@ class CallQueue:
     async def reconcile(self, key: str) -> timedelta | None:
         project, _, name = key.rpartition(":")[2].partition("/")
         try:
-            service = await self._store.services.get(project, name)
+            service = await services_of(self._store).get(project, name)
         except RowNotFound:
             self._listed.pop(key, None)
             self._ticks.forget(project, name)
@@ -339,7 +340,7 @@ class QueuedCallRequests:
         """Add a call to the queue of its service. Return the call, and whether it is new. A call
         without an ID gets a new ID. Raises RowNotFound, CallReused, QueueFull.
         """
-        service = await self._store.services.get(asked.project, asked.service)
+        service = await services_of(self._store).get(asked.project, asked.service)
         call = replace(asked, id=asked.id or self._jobs.make_id())
         most = service.spec.queue.waiting
         if await self._calls.has_waiting(call.project, call.service, most):
@@ -403,7 +404,7 @@ class QueuedCallRequests:
         """
         counts = await self._calls.count(project, service)
         if not any(counts.values()):
-            await self._store.services.get(project, service)
+            await services_of(self._store).get(project, service)
         return counts
 
     async def retry(self, project: str, service: str, call_id: str | None) -> int:
@@ -508,7 +509,7 @@ class WebhookDeliveries:
         self, project: str, name: str, hook: str
     ) -> tuple[StoredService, WebhookTrigger] | None:
         with suppress(RowNotFound):
-            service = await self._store.services.get(project, name)
+            service = await services_of(self._store).get(project, name)
             for each in service.spec.webhooks if service.wanted else ():
                 if each.name == hook:
                     return service, each

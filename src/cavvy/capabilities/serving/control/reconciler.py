@@ -49,6 +49,8 @@ from cavvy.capabilities.serving.decide.service_figures import (
 )
 from cavvy.capabilities.serving.decide.traffic import SCALED_EVERY, ServiceTraffic
 from cavvy.capabilities.serving.decide.update import as_revision, decide_update
+from cavvy.capabilities.serving.service_rows import services_of
+from cavvy.capabilities.serving.stored_services import StoredService, note_uses
 from cavvy.control.decide.placement import list_usable
 from cavvy.control.decide.rows import taken_at
 from cavvy.control.decide.task_places import list_elsewhere, place_in_regions
@@ -57,7 +59,6 @@ from cavvy.control.worklist import calls_key
 from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JobPhase, JobRecord
 from cavvy.domain.services import HERE, ReplicaRole, ReplicaState, ServiceReplica, name_replica
-from cavvy.domain.stored_services import StoredService, note_uses
 from cavvy.domain.tasks import find_router
 from cavvy.domain.values import Struct, copy_fields, replace, view
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion
@@ -109,7 +110,7 @@ class ServiceReconciler:
         """Return the keys of all services and of their queues."""
         if self._front is None:
             return []
-        found = await self._store.services.list()
+        found = await services_of(self._store).list()
         keys = [service_key(each.project, each.name) for each in found]
         return [*keys, *(calls_key(each) for each in keys)]
 
@@ -124,7 +125,7 @@ class ServiceReconciler:
     async def run(self) -> None:
         """Keep the gateway running."""
         if self._front is not None:
-            await self._front.run(await self._store.services.list(), self._wake)
+            await self._front.run(await services_of(self._store).list(), self._wake)
 
     def _wake(self, service: StoredService) -> None:
         self._hint(service_key(service.project, service.name))
@@ -153,7 +154,7 @@ class ServiceReconciler:
         """
         project, _, name = key.removeprefix(_PREFIX).partition("/")
         try:
-            return await self._store.services.get(project, name)
+            return await services_of(self._store).get(project, name)
         except RowNotFound:
             if self._front is not None:
                 await self._withdraw(key, self._front)
@@ -194,7 +195,7 @@ class ServiceReconciler:
             service = self._scale(key, service, traffic, now, seen)
             if self._scaled[key] is not before:
                 await self._count_minute(key, stored, before, traffic, now)
-        stop = await self._budgets.find_service_stop(service)
+        stop = await self._budgets.find_service_stop(service.task, service.user, service.spec.drain)
         view = ServiceSnapshot(service=service, seen=seen, stop=stop)
         if traffic is not None:
             view = replace(
@@ -217,7 +218,7 @@ class ServiceReconciler:
 
     async def _delete(self, key: str, service: StoredService, front: ServiceFront) -> None:
         await self._withdraw(key, front)
-        await self._store.services.delete(service)
+        await services_of(self._store).delete(service)
         self._announce(key)
 
     def _note_replicas(self, key: str, service: StoredService) -> None:
@@ -342,7 +343,7 @@ class ServiceReconciler:
             return step, stored
         if scaled is not None:
             self._scaled[key] = replace(scaled, stored_at=now)
-        service = await self._store.services.put(service)
+        service = await services_of(self._store).put(service)
         self._announce(key)
         return step, service
 
@@ -430,7 +431,7 @@ class ServiceReconciler:
         is ordered.
         """
         wanted, replica_id = as_revision(service, revision), self._jobs.make_id()
-        port, services = wanted.spec.port, await self._store.services.list()
+        port, services = wanted.spec.port, await services_of(self._store).list()
         holder = find_holder(wanted, services, replaces=revision == service.revision)
         if not service.failures:
             service = replace(service, problem="")  # the result of an earlier lease holder

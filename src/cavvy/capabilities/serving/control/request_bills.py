@@ -21,6 +21,8 @@ from cavvy.capabilities.serving.decide.request_costs import (
     divide_bill,
     keep_undivided,
 )
+from cavvy.capabilities.serving.service_rows import services_of
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.decide.bills import ACCRUE
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.ledger import LedgerSubject
@@ -31,7 +33,6 @@ from cavvy.domain.services import (
     ReplicaState,
     ServiceReplica,
 )
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.store.base import StaleVersion
@@ -227,7 +228,7 @@ class RequestBills:
         keys of other services of its project."""
         services = [service]
         if not {*used, ""} <= {"", *(each.id for each in service.keys)}:
-            services = [*await self._store.services.list({service.project}), service]
+            services = [*await services_of(self._store).list({service.project}), service]
         return {key.id: key.label for each in services for key in each.keys}
 
     async def _counted_since(self) -> datetime:

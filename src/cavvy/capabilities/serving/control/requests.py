@@ -14,13 +14,8 @@ from cavvy.capabilities.serving.control.reconciler import service_key
 from cavvy.capabilities.serving.decide.service import list_serving, make_replica_task
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.decide.update import begin_update, remember_former, remember_worked
-from cavvy.control.decide.task_places import is_bound_to_places, stays_within
-from cavvy.control.worklist import calls_key
-from cavvy.domain.jobs import RunOrigin
-from cavvy.domain.policies import BoundPolicy
-from cavvy.domain.service_updates import CandidateRevision
-from cavvy.domain.services import FallbackRule, ServiceSpec
-from cavvy.domain.stored_services import (
+from cavvy.capabilities.serving.service_rows import services_of
+from cavvy.capabilities.serving.stored_services import (
     ServiceKey,
     StoredService,
     find_hosts,
@@ -28,6 +23,12 @@ from cavvy.domain.stored_services import (
     with_key,
     without_key,
 )
+from cavvy.control.decide.task_places import is_bound_to_places, stays_within
+from cavvy.control.worklist import calls_key
+from cavvy.domain.jobs import RunOrigin
+from cavvy.domain.policies import BoundPolicy
+from cavvy.domain.service_updates import CandidateRevision
+from cavvy.domain.services import FallbackRule, ServiceSpec
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, replace
@@ -78,15 +79,17 @@ class ServiceRequests:
 
     async def any(self) -> bool:
         """Return whether any service exists."""
-        return bool(await self._store.services.list())
+        return bool(await services_of(self._store).list())
 
     async def list(self, projects: ProjectFilter) -> Sequence[ServiceStatus]:
         """Return the services of these projects."""
-        return [await self._describe(each) for each in await self._store.services.list(projects)]
+        return [
+            await self._describe(each) for each in await services_of(self._store).list(projects)
+        ]
 
     async def get(self, project: str, name: str) -> ServiceStatus:
         """Return one service. Raises RowNotFound."""
-        return await self._describe(await self._store.services.get(project, name))
+        return await self._describe(await services_of(self._store).get(project, name))
 
     async def put(
         self,
@@ -120,7 +123,7 @@ class ServiceRequests:
                 task=task,
             )
             with suppress(RowNotFound):
-                new = await self._store.services.get(task.project, task.name)
+                new = await services_of(self._store).get(task.project, task.name)
                 _check_numbers(new.task, task)
             same = new.version and (new.task, new.origin.snapshot) == (task, origin.snapshot)
             service = begin_update(new, asked) or replace(
@@ -141,7 +144,7 @@ class ServiceRequests:
                 problem="",
             )
             with suppress(StaleVersion):
-                service = await self._store.services.put(service)
+                service = await services_of(self._store).put(service)
                 return await self._publish(service)
         raise StaleVersion(f"service {task.name} kept changing during the request; try again")
 
@@ -160,7 +163,7 @@ class ServiceRequests:
                 raise NameTaken("hosts", message)
         await self._check_fallbacks(task)
         await self._check_edge(task)
-        for other in await self._store.services.list() if hosts or models else ():
+        for other in await services_of(self._store).list() if hosts or models else ():
             if (other.project, other.name) == (task.project, task.name):
                 continue
             if used := hosts & other.hosts:
@@ -174,7 +177,7 @@ class ServiceRequests:
         """Raise NameTaken if the service names a fallback that it must not have."""
         if task.service is None or not task.service.fallbacks:
             return
-        stored = await self._store.services.list(task.project)
+        stored = await services_of(self._store).list(task.project)
         others = {each.name: each.task for each in stored if each.name != task.name}
         policies = (await self._store.policies()).find(task.project)
         if problem := object_to_fallbacks(task, others, policies):
@@ -183,7 +186,7 @@ class ServiceRequests:
     async def _check_edge(self, task: TaskSpec) -> None:
         """Raise NameTaken if devices of the service send their requests to another service."""
         mine = task.service.edge if task.service else ()
-        for other in await self._store.services.list(task.project) if mine else ():
+        for other in await services_of(self._store).list(task.project) if mine else ():
             if other.name == task.name:
                 continue
             for rule in mine:
@@ -219,16 +222,16 @@ class ServiceRequests:
         self, project: str, name: str, change: Callable[[StoredService], StoredService]
     ) -> StoredService:
         for _ in range(_TRIES):
-            service = await self._store.services.get(project, name)
+            service = await services_of(self._store).get(project, name)
             with suppress(StaleVersion):
-                changed = await self._store.services.put(change(service))
+                changed = await services_of(self._store).put(change(service))
                 self._announce(service_key(project, name))
                 return changed
         raise StaleVersion(f"service {name} kept changing during the request; try again")
 
     async def end_all(self, projects: ProjectFilter = None) -> Sequence[StoredService]:
         """End all services of these projects. Returns them."""
-        found = await self._store.services.list(projects)
+        found = await services_of(self._store).list(projects)
         for service in found:
             with suppress(RowNotFound):  # the service has just been removed
                 await self.end(service.project, service.name)

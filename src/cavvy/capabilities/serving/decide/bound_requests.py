@@ -28,6 +28,7 @@ from datetime import datetime, timedelta
 
 from cavvy.capabilities.serving.decide.replica_markets import ANYWHERE, ON_DEMAND
 from cavvy.capabilities.serving.loads import PlaceLoads, read_places, write_places
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.catalog.regions import (
     list_places_around,
     places_of,
@@ -35,7 +36,6 @@ from cavvy.catalog.regions import (
 from cavvy.control.decide.task_places import place_in_regions
 from cavvy.domain import services
 from cavvy.domain.offers import Offer
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.values import Struct, replace
 

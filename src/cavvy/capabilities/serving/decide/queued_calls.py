@@ -21,8 +21,8 @@ from cavvy.capabilities.serving.queued_calls import (
     QueuedCall,
     StoredObject,
 )
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.domain.services import CronTrigger, EventTrigger, QueueTerms, ServiceSpec
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.planner.calendar import next_time, parse_cron
 

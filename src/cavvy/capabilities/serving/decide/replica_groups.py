@@ -20,6 +20,7 @@ from cavvy.capabilities.serving.decide.service import (
     list_serving,
 )
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, scale
+from cavvy.capabilities.serving.stored_services import KEPT_ENDED, GroupScale, StoredService
 from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.services import (
@@ -31,7 +32,6 @@ from cavvy.domain.services import (
     RouterApi,
     ServiceReplica,
 )
-from cavvy.domain.stored_services import KEPT_ENDED, GroupScale, StoredService
 from cavvy.domain.tasks import (
     ReplicaGroup,
     TaskSpec,

@@ -30,6 +30,7 @@ from cavvy.capabilities.serving.decide.replica_markets import (
     place_of,
 )
 from cavvy.capabilities.serving.loads import PlaceLoads
+from cavvy.capabilities.serving.stored_services import KEPT_ENDED, StoredService
 from cavvy.control.decide.budgets import ServiceStop
 from cavvy.control.decide.task_places import place_in_regions
 from cavvy.domain.jobs import JOB_ENDS, JobPhase
@@ -50,7 +51,6 @@ from cavvy.domain.services import (
     UnplacedRequests,
     UpdateStrategy,
 )
-from cavvy.domain.stored_services import KEPT_ENDED, StoredService
 from cavvy.domain.tasks import RetryPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, field, replace

@@ -18,6 +18,7 @@ from cavvy.capabilities.serving.autoscaler.terms import (
 from cavvy.capabilities.serving.bills import RequestWork, merge_work
 from cavvy.capabilities.serving.decide.replica_markets import ANYWHERE, market_of
 from cavvy.capabilities.serving.loads import BatchFit, PlaceLoad, PlaceLoads, PromptSums, TokenTimes
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
 from cavvy.domain.services import (
     COMING_REPLICAS,
@@ -30,7 +31,6 @@ from cavvy.domain.services import (
     ServingMarket,
     TargetKind,
 )
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import Struct, combine, field, replace
 
 _decode_state = msgspec.json.Decoder(ScalingState).decode

@@ -21,6 +21,7 @@ from cavvy.capabilities.serving.decide.service import (
     dismiss,
     is_canary,
 )
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.decide.canary import CanaryJudgement, CanaryTerms, judge, observe
 from cavvy.domain.service_updates import (
     PROMOTED,
@@ -34,7 +35,6 @@ from cavvy.domain.services import (
     ServiceUpdate,
     UpdateStrategy,
 )
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import format_duration
 from cavvy.domain.values import copy_fields, replace, view
 

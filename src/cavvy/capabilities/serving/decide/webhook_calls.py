@@ -31,8 +31,8 @@ from cavvy.capabilities.serving.cloud_events import (
     to_time,
 )
 from cavvy.capabilities.serving.queued_calls import IDS_KEPT, CallState, QueuedCall
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.domain.services import WebhookSignature, WebhookTrigger
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.units import is_whole
 from cavvy.domain.values import Struct, replace
 

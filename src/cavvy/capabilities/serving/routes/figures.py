@@ -22,6 +22,7 @@ from cavvy.api.routes.logs import (
 )
 from cavvy.api.rules import in_path
 from cavvy.capabilities.serving.routes.services import ServicePath, router
+from cavvy.capabilities.serving.service_rows import services_of
 from cavvy.client import wire
 from cavvy.domain.accounts import Permission
 from cavvy.domain.figures import summarize_blocks
@@ -44,7 +45,7 @@ async def service_figures(
 ) -> wire.JobFigures:
     """Get the traffic, queue and replicas of a service over time."""
     check_years(since, until)
-    service = await app_state.store.services.get(project, name)
+    service = await services_of(app_state.store).get(project, name)
     end = until or app_state.now() + timedelta(minutes=1)
     begin = since or max(end - USUAL_PERIOD, service.created_at)
     check_size(begin, end, 1, USUAL_NAMES)

@@ -20,10 +20,16 @@ from cavvy.api.wire import view
 from cavvy.capabilities.serving.gateway.client_keys import SERVICE_KEY
 from cavvy.capabilities.serving.keeper import find_requests
 from cavvy.capabilities.serving.routes.services import ServicePath
+from cavvy.capabilities.serving.stored_services import (
+    KeyPriority,
+    KeyUnknown,
+    ServiceKey,
+    TooManyKeys,
+    note_uses,
+)
 from cavvy.catalog.regions import is_known_place, wished_place
 from cavvy.client import service_wire as wire
 from cavvy.domain.accounts import Permission
-from cavvy.domain.stored_services import KeyPriority, KeyUnknown, ServiceKey, TooManyKeys, note_uses
 from cavvy.store.base import RowNotFound
 
 router = RouteGroup("services", prefix="/v1/projects/{project}/services/{name}/keys")

@@ -39,9 +39,11 @@ from cavvy.capabilities.serving.decide.service_figures import LevelCounts, measu
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, read_goals, read_missed_aim
 from cavvy.capabilities.serving.decide.update import as_revision, measure
 from cavvy.capabilities.serving.decide.webhook_calls import LEAST, is_usable
-from cavvy.capabilities.serving.keeper import find_requests
+from cavvy.capabilities.serving.keeper import find_requests, show
 from cavvy.capabilities.serving.loads import read_places
 from cavvy.capabilities.serving.queued_calls import CallState
+from cavvy.capabilities.serving.service_rows import services_of
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.client import service_wire, wire
 from cavvy.client.addresses import name_host
 from cavvy.client.service_wire import (
@@ -75,7 +77,6 @@ from cavvy.domain.services import (
     UnplacedRequests,
     name_replica,
 )
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import TaskSpec, count_all, take_role
 from cavvy.domain.values import replace
 from cavvy.spec.support import object_to_service
@@ -113,7 +114,7 @@ async def get(app_state: AppState, project: ProjectPath, name: ServicePath) -> S
         fallbacks=[
             await _view_fallback(app_state, found, each) for each in found.service.spec.fallbacks
         ],
-        edge=[] if devices is None else await devices.list_paths(found.service),
+        edge=[] if devices is None else await devices.list_paths(show(found.service, found.url)),
     )
 
 
@@ -223,7 +224,7 @@ async def _count_more(app_state: AppState, task: TaskSpec) -> int:
     """Return how many more replicas the service has at least than it had before."""
     before = 0
     with suppress(RowNotFound):
-        known = await app_state.store.services.get(task.project, task.name)
+        known = await services_of(app_state.store).get(task.project, task.name)
         before = _count_least(known.task) if known.wanted else 0
     return max(0, _count_least(task) - before)
 

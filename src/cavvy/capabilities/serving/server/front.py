@@ -53,9 +53,9 @@ from cavvy.capabilities.serving.server.probes import ProbedPort, ReplicaProbes
 from cavvy.capabilities.serving.server.relays import ReplicaRelays
 from cavvy.capabilities.serving.server.router_members import RouterMembers, RouterTarget
 from cavvy.capabilities.serving.server.shared_traffic import SharedTraffic
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.decide.task_places import stays_within
 from cavvy.domain.services import ServiceReplica, ServiceSpec
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.tasks import has_api
 from cavvy.domain.values import Struct, replace
 from cavvy.store.base import StoreError, StoreUnusable

@@ -29,8 +29,8 @@ from cavvy.capabilities.serving.gateway.config import ServiceRoute
 from cavvy.capabilities.serving.gateway.control_socket import ControlLine, ControlReply, StopGateway
 from cavvy.capabilities.serving.queued_calls import MOST_BYTES, CallAnswer, QueuedCall
 from cavvy.capabilities.serving.server.listener import ServiceListener
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.client.state import write_private
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.server.addresses import find_obstacle
 

@@ -24,6 +24,7 @@ from cavvy.capabilities.serving.gateway.config import (
     RoutingTerms,
     ServiceRoute,
 )
+from cavvy.capabilities.serving.stored_services import KeyPriority, ServiceKey, StoredService
 from cavvy.control.decide.task_places import is_bound_to_places, list_possible_places, stays_within
 from cavvy.domain.services import (
     AdapterRule,
@@ -34,7 +35,6 @@ from cavvy.domain.services import (
     RoutingRule,
     ServiceReplica,
 )
-from cavvy.domain.stored_services import KeyPriority, ServiceKey, StoredService
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 

@@ -14,8 +14,8 @@ from cavvy.capabilities.serving.decide.traffic import (
     ServiceTraffic,
     add_reports,
 )
+from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.share import WorkShare
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.store.base import StoreError
 from cavvy.store.channel import GatewayReport, GatewayReports

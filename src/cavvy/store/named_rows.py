@@ -1,17 +1,14 @@
-"""Services and elastic pools, whose rows have a name in a project: `Store.services` and
-`Store.node_pools`.
-"""
+"""Rows that have a name in their project, such as those of elastic pools (`Store.node_pools`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase
 from cavvy.domain.node_pools import NodePool
-from cavvy.domain.stored_services import StoredService
 from cavvy.domain.values import replace
 from cavvy.store.accounts import check_open, in_projects
 from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
-from cavvy.store.documents import decode_attempt, decode_pool, decode_service, encode
+from cavvy.store.documents import decode_attempt, decode_pool, encode
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import insert_into, update_of
 
@@ -105,43 +102,6 @@ class NamedRows(Generic[_Named]):
             check_open(session, [row.project])
         if session.run(sql, values).rowcount == 0:
             raise StaleVersion(f"{self._noun} {row.name} is not at version {row.version}")
-
-
-class SqlServices(NamedRows[StoredService]):
-    """The rows of services."""
-
-    def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
-        super().__init__(
-            read,
-            write,
-            "services",
-            "service",
-            decode_service,
-            ("snapshot",),
-            lambda service: (service.origin.snapshot,),
-        )
-
-    async def delete(self, row: StoredService) -> None:
-        """Delete a service and its figures. Raises StaleVersion."""
-        values = (row.project, row.name, row.version)
-
-        def change(session: DatabaseSession) -> None:
-            self._change(session, self._delete, values, row)
-            session.run("DELETE FROM figures WHERE attempt_id = ?", (row.id,))
-
-        await self._write(change)
-
-    async def snapshots(self) -> set[str]:
-        """Return the snapshots of the revisions that are on trial or can still be restored. The
-        method decodes the document of every service, because snapshots are stored nowhere else.
-        """
-        others = [
-            part
-            for each in await self.list()
-            for part in (each.candidate, each.former, each.worked)
-        ]
-        found = [None if each is None else each.origin.snapshot for each in others]
-        return {each for each in found if each is not None}
 
 
 class SqlNodePools(NamedRows[NodePool]):
