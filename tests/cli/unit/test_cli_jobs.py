@@ -776,7 +776,10 @@ def test_an_unknown_command_names_its_neighbour() -> None:
 def test_a_missing_name_and_an_unknown_command_name_what_exists(
     words: str, message: str, hint: str
 ) -> None:
-    if words.split()[0] in ("estimate", "tco") and words.split()[0] not in COMMANDS:
+    if (
+        words.split()[0] in ("estimate", "tco", "services", "call")
+        and words.split()[0] not in COMMANDS
+    ):
         pytest.skip("its capability is left out")
     answer = run(*words.split())
     assert answer.exit_code == 2
@@ -848,7 +851,6 @@ def test_a_group_with_a_list_lists_when_it_is_called_alone(client: FakeClient) -
     assert json.loads(run("context", "-o", "json").stdout) == json.loads(
         run("context", "list", "-o", "json").stdout
     )
-    assert "expected one of create, list, revoke" in run("key").stderr  # `key list` needs a SERVICE
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from tests.unit.cli_client import (
 )
 
 import cavvy.cli
-from cavvy.cli.main import cli
+from cavvy.cli.main import COMMANDS, cli
 from cavvy.cli.reach import usage
 from cavvy.cli.view import layout
 from cavvy.cli.view.layout import (
@@ -556,6 +556,8 @@ def test_tables_keep_names_whole_and_fit_the_terminal(
 ) -> None:
     (tmp_path / "TASK").write_text("name: t\nrun: 'true'\nresources: {gpu: H100:8}\n")
     (tmp_path / "NONE").write_text("name: t\nrun: 'true'\nresources: {gpu: H100:8, cpu: 9999}\n")
+    if command.split()[0] in ("services", "key", "queue") and command.split()[0] not in COMMANDS:
+        pytest.skip("its capability is left out")
     words = [
         str(tmp_path / word) if word.isupper() and word in "TASK NONE" else word
         for word in command.split()

@@ -71,7 +71,6 @@ OWN = [each for each in read_own("piped")]
         *(words for each in OWN for words in each.WORDS),
         "validate PIPE",
         "run PIPE",
-        "serve PIPE",
         "plan PIPE",
         "image build PIPE",
         "pool apply PIPE",

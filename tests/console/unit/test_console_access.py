@@ -19,8 +19,6 @@ PAGES = (
     "/",
     "/jobs",
     "/jobs/default/train",
-    "/services",
-    "/services/p/s",
     "/machines",
     "/capacity",
     "/costs",
@@ -31,7 +29,9 @@ PAGES = (
         for page in capability.pages
     ),
 )
-SERVICES = {"/v1/services": []}
+MACHINES: dict[str, list[object]] = {
+    f"/v1/{each}": [] for each in ("nodes", "machines", "hosts", "joined")
+}
 OFFERS = {
     "/v1/projects": [],
     "/v1/projects/default/offers": wire.OfferPage(offers=[], total=0),
@@ -46,9 +46,9 @@ def test_without_a_cookie_every_page_asks_to_sign_in() -> None:
         assert answer.status_code == 303
         assert answer.headers["location"].startswith("/sign-in?next=")
     assert browser.get("/jobs/default/train/log").status_code == 401
-    service = "/services/default/chat"
+    box = "/machines/default/box"
     actions = [f"/jobs/default/train/{each}" for each in ("stop", "retry")]
-    for action in (*actions, *(f"{service}/{each}" for each in ("end", "retry", "calls/c/retry"))):
+    for action in (*actions, *(f"{box}/{each}" for each in ("start", "stop", "keep"))):
         answer = browser.post(action, follow_redirects=False)
         assert answer.headers["location"] == "/sign-in?next=/"
     assert client.asked == []
@@ -56,22 +56,22 @@ def test_without_a_cookie_every_page_asks_to_sign_in() -> None:
 
 @pytest.mark.parametrize("key", ["", "x", "é", "a" * 10_000])
 def test_a_wrong_key_signs_nobody_in(key: str) -> None:
-    browser = Browser(OneUser(CannedClient(SERVICES)))
+    browser = Browser(OneUser(CannedClient(MACHINES)))
     answer = browser.get("/sign-in", params={"key": key})
     assert "cavvy console" in answer.text
     assert not browser.cookies
-    assert browser.get("/services", follow_redirects=False).status_code == 303
+    assert browser.get("/machines", follow_redirects=False).status_code == 303
 
 
 @pytest.mark.parametrize("cookie", ["x", "é", ""])
 def test_a_wrong_cookie_signs_nobody_in(cookie: str) -> None:
-    browser = Browser(OneUser(CannedClient(SERVICES)))
+    browser = Browser(OneUser(CannedClient(MACHINES)))
     header = {b"cookie": f"cavvy-console-default={cookie}".encode()}
-    assert browser.get("/services", headers=header, follow_redirects=False).status_code == 303
+    assert browser.get("/machines", headers=header, follow_redirects=False).status_code == 303
 
 
 def test_the_cookie_is_hidden_from_scripts_and_other_sites() -> None:
-    access = OneUser(CannedClient(SERVICES))
+    access = OneUser(CannedClient(MACHINES))
     browser = Browser(access)
     answer = browser.get(f"/sign-in?key={access.secret}", follow_redirects=False)
     cookie = answer.headers["set-cookie"].lower()
@@ -79,17 +79,17 @@ def test_the_cookie_is_hidden_from_scripts_and_other_sites() -> None:
     assert "samesite=lax" in cookie, "a link in a chat must lead to the page"
     assert "max-age" not in cookie, "the server decides how long it is valid"
     assert access.secret not in cookie
-    assert browser.get("/services").status_code == 200
+    assert browser.get("/machines").status_code == 200
 
 
 def test_signing_out_ends_the_session_in_every_browser() -> None:
-    access = OneUser(CannedClient(SERVICES))
+    access = OneUser(CannedClient(MACHINES))
     one, other = Browser(access), Browser(access)
     for browser in (one, other):
         browser.get(f"/sign-in?key={access.secret}", follow_redirects=False)
     one.post("/sign-out", follow_redirects=False)
     for browser in (one, other):
-        assert browser.get("/services", follow_redirects=False).status_code == 303
+        assert browser.get("/machines", follow_redirects=False).status_code == 303
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_changes_are_not_made_by_links() -> None:
     ],
 )
 def test_signing_in_leads_to_no_other_site(asked: str, shown: str) -> None:
-    access = OneUser(CannedClient(SERVICES))
+    access = OneUser(CannedClient(MACHINES))
     answer = Browser(access).get(
         "/sign-in", params={"key": access.secret, "next": asked}, follow_redirects=False
     )
@@ -142,20 +142,20 @@ def test_signing_in_leads_to_no_other_site(asked: str, shown: str) -> None:
 
 
 def test_behind_tls_nothing_leads_to_plain_http() -> None:
-    browser = sign_in(CannedClient(SERVICES))
-    for path in ("/services/", "/static", "/jobs/"):
+    browser = sign_in(CannedClient(MACHINES))
+    for path in ("/machines/", "/static", "/jobs/"):
         answer = browser.get(path, follow_redirects=False)
         assert (answer.status_code, answer.headers.get("location")) == (404, None)
 
 
 def test_pages_permit_no_scripts_or_frames_of_others() -> None:
-    browser = sign_in(CannedClient(SERVICES))
-    for path in ("/services", "/nope", "/sign-in", "/static/console.js"):
+    browser = sign_in(CannedClient(MACHINES))
+    for path in ("/machines", "/nope", "/sign-in", "/static/console.js"):
         headers = browser.get(path).headers
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"
-    assert browser.get("/services").headers["cache-control"] == "no-store"
+    assert browser.get("/machines").headers["cache-control"] == "no-store"
 
 
 def test_the_offers_show_pictures_that_run_no_scripts() -> None:
@@ -358,23 +358,23 @@ def test_a_session_that_waits_keeps_no_connection_open() -> None:
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
 def test_pages_of_other_sites_load_nothing_but_follow_links(site: str) -> None:
-    client = CannedClient(SERVICES)
+    client = CannedClient(MACHINES)
     browser = sign_in(client)
     for mode in ("no-cors", "cors", "same-origin", ""):
         headers = {"sec-fetch-site": site, "sec-fetch-mode": mode}
-        for path in ("/services", "/jobs/default/train/log", "/static/console.js"):
+        for path in ("/machines", "/jobs/default/train/log", "/static/console.js"):
             assert browser.get(path, headers=headers).status_code == 403
     assert client.asked == []
     link = {"sec-fetch-site": site, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
-    assert browser.get("/services", headers=link).status_code == 200
+    assert browser.get("/machines", headers=link).status_code == 200
     frame = link | {"sec-fetch-dest": "iframe"}
-    assert browser.get("/services", headers=frame).status_code == 403
+    assert browser.get("/machines", headers=frame).status_code == 403
 
 
 @pytest.mark.parametrize("host", ["[", "a b", "evil/..", "a:999999", "", "ä", "a:b", "x@y"])
 def test_a_request_without_a_valid_host_is_refused(host: str) -> None:
-    browser = sign_in(CannedClient(SERVICES))
-    answer = browser.get("/services", headers={b"host": host.encode()})
+    browser = sign_in(CannedClient(MACHINES))
+    answer = browser.get("/machines", headers={b"host": host.encode()})
     assert answer.status_code == 400
 
 
@@ -406,9 +406,9 @@ def test_the_console_of_several_users_has_any_name() -> None:
 def test_a_page_that_fails_has_the_safe_headers_and_shows_no_details(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    browser = sign_in(CannedClient({"/v1/services": ValueError("secret")}))
+    browser = sign_in(CannedClient({"/v1/nodes": ValueError("secret")}))
     with caplog.at_level(logging.ERROR):
-        answer = browser.get("/services")
+        answer = browser.get("/machines")
     assert answer.status_code == 500
     assert "secret" not in answer.text
     assert "default-src 'none'" in answer.headers["content-security-policy"]
@@ -428,7 +428,7 @@ def test_the_log_of_the_console_contains_no_control_characters_of_a_path(
 
 @pytest.mark.parametrize("next_page", ["//[", "http://[", "/\n/evil.example", "/\r\nx: y"])
 def test_an_invalid_next_page_is_harmless(next_page: str) -> None:
-    access = OneUser(CannedClient(SERVICES))
+    access = OneUser(CannedClient(MACHINES))
     answer = Browser(access).get(
         "/sign-in", params={"key": access.secret, "next": next_page}, follow_redirects=False
     )
@@ -461,7 +461,7 @@ def test_behind_tls_the_cookie_belongs_to_this_host_only() -> None:
 
 def test_one_user_whose_token_has_expired_learns_what_to_do() -> None:
     refusal = ApiError("unauthorised", "the token has expired", "", 401)
-    answer = sign_in(CannedClient({"/v1/services": refusal})).get("/services")
+    answer = sign_in(CannedClient({"/v1/nodes": refusal})).get("/machines")
     assert answer.status_code == 401
     assert "cavvy login" in answer.text
 
@@ -495,7 +495,7 @@ def test_connections_of_other_users_are_recognised(tmp_path: Path, host: str, en
 def test_another_user_of_the_machine_cannot_use_the_printed_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    access = OneUser(CannedClient(SERVICES))
+    access = OneUser(CannedClient(MACHINES))
     monkeypatch.setattr("cavvy.console.app.is_other_user", lambda host, port: True)
     browser = Browser(access)
     answer = browser.get(f"/sign-in?key={access.secret}")

@@ -96,11 +96,11 @@ def test_quotas_have_more_time_than_other_answers() -> None:
         def sibling(self) -> "TimedClient":
             return TimedClient(self.answers, self.asked)
 
-    browser = sign_in(TimedClient({"/v1/markets": [], "/v1/quotas": report(), "/v1/services": []}))
+    browser = sign_in(TimedClient({"/v1/markets": [], "/v1/quotas": report(), "/v1/nodes": []}))
     browser.get("/capacity?quotas=all")
-    browser.get("/services")
+    browser.get("/machines")
     assert limits["/v1/quotas"] > 50, "the providers may take a minute"
-    assert limits["/v1/services"] <= PAGE_S, "the next page has the usual limit"
+    assert limits["/v1/nodes"] <= PAGE_S, "the next page has the usual limit"
 
 
 @pytest.mark.parametrize("status", [403, 503, 0])

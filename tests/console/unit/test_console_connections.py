@@ -111,11 +111,13 @@ NAVIGATION = {"accept": "text/html,*/*;q=0.8"}
 def test_a_user_who_opens_a_page_starts_the_server_but_its_updates_do_not(
     headers: dict[str, str], starts: int
 ) -> None:
-    server = EmbeddedServer({"/v1/services": []})
+    server = EmbeddedServer(
+        {f"/v1/{each}": [] for each in ("nodes", "machines", "hosts", "joined")}
+    )
     access = OneUser(CannedClient(server.answers))
     browser = server.browser(access)
     browser.get(f"/sign-in?key={access.secret}", follow_redirects=False)
-    answer = browser.get("/services", headers=headers)
+    answer = browser.get("/machines", headers=headers)
     assert server.starts == starts
     assert answer.status_code == (200 if starts else 502)
     assert starts or "No server is running." in answer.text
@@ -160,6 +162,6 @@ def test_a_page_ends_although_the_server_is_silent(
 
 def test_a_silent_server_is_named_as_the_cause() -> None:
     lost = Unreachable("connection-lost", "the connection to https://x timed out")
-    answer = sign_in(CannedClient({"/v1/services": lost})).get("/services")
+    answer = sign_in(CannedClient({"/v1/nodes": lost})).get("/machines")
     assert answer.status_code == 502
     assert "The server does not answer: the connection to https://x timed out." in answer.text

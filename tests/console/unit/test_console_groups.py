@@ -15,7 +15,6 @@ from tests.console_rig import (
     detail,
     job_answers,
     listing,
-    served,
     sign_in,
 )
 
@@ -192,19 +191,6 @@ def test_texts_of_arrays_are_shown_as_they_are(text: str) -> None:
     assert text not in answer.text
 
 
-def test_lists_are_sorted_by_their_columns() -> None:
-    services = [served(n, spent_micros=c, created_at=NOW) for n, c in (("a", 5), ("b", 1))]
-    browser = sign_in(CannedClient({"/v1/services": services}))
-
-    def keys(path: str) -> str:
-        return "".join(re.findall(r'<tr data-key="default/(\w)"', browser.get(path).text))
-
-    assert keys("/services") == "ab"
-    assert keys("/services?sort=Cost&way=up") == "ba"
-    assert browser.get("/services?sort=__class__").status_code == 400
-
-
 def test_other_sites_act_on_no_rows() -> None:
     browser, other = sign_in(CannedClient({})), {"origin": "http://evil.example"}
-    for list_path in ("/services", "/machines"):
-        assert browser.post(list_path, data={"do": "stop"}, headers=other).status_code == 403
+    assert browser.post("/machines", data={"do": "stop"}, headers=other).status_code == 403

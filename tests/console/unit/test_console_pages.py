@@ -372,7 +372,7 @@ def test_a_job_that_does_not_exist_is_an_error_with_its_hint() -> None:
 
 def test_a_server_that_does_not_answer_is_an_error_page() -> None:
     silent = ApiError("http-503", "nothing answers", "start it", 0)
-    page = sign_in(CannedClient({"/v1/services": silent})).get("/services")
+    page = sign_in(CannedClient({"/v1/nodes": silent})).get("/machines")
     assert page.status_code == 502
     assert "nothing answers" in page.text
 

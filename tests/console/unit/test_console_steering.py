@@ -234,7 +234,7 @@ def test_people_sign_in_with_an_identity_provider(monkeypatch: pytest.MonkeyPatc
         "GET /v1/sign-in": [way],
         "POST /v1/sign-in": made,
         "/v1/whoami": who,
-        "/v1/services": [],
+        **{f"/v1/{each}": [] for each in ("nodes", "machines", "hosts", "joined")},
     }
     used: list[str] = []
 
@@ -245,17 +245,17 @@ def test_people_sign_in_with_an_identity_provider(monkeypatch: pytest.MonkeyPatc
     access = EachUser(connect)
     browser, other = Browser(access), Browser(access)
     assert "Sign in with corp" in browser.get("/sign-in").text
-    assert posted(browser, "/sign-in/with?next=/services", way="no").status_code == 409
-    answer = posted(browser, "/sign-in/with?next=/services", way="corp")
-    assert answer.headers["location"] == "/sign-in/wait?next=/services"
-    wait = "/sign-in/wait?next=/services"
+    assert posted(browser, "/sign-in/with?next=/machines", way="no").status_code == 409
+    answer = posted(browser, "/sign-in/with?next=/machines", way="corp")
+    assert answer.headers["location"] == "/sign-in/wait?next=/machines"
+    wait = "/sign-in/wait?next=/machines"
     wait_until(lambda: "ABCD-EFGH" in browser.get(wait).text)
     assert "t0ken" not in browser.get(wait).text
     foreign = other.get(wait, follow_redirects=False)
     assert foreign.headers["location"] == "/sign-in", "the code belongs to one browser"
     shown["go"] = True
     wait_until(lambda: browser.get(wait, follow_redirects=False).status_code == 303)
-    assert browser.get("/services").status_code == 200
+    assert browser.get("/machines").status_code == 200
     assert "t0ken" in used
     crossed = browser.post(
         "/sign-in/with", data={"way": "corp"}, headers={"origin": "https://evil.example"}

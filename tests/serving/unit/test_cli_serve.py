@@ -1,6 +1,7 @@
 """`cavvy serve` takes options that replace what the file says."""
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ from click.testing import CliRunner, Result
 from tests.unit.cli_client import FakeClient
 
 import cavvy.capabilities.serving.serve_command
+from cavvy import named_files
 from cavvy.cli.main import cli
 from cavvy.client.service_wire import ServedView
 from cavvy.client.wire import SubmitRequest
@@ -90,3 +92,18 @@ def test_what_a_service_needs_is_asked_for(client: ServiceClient) -> None:
         done = serve(*arguments)
         assert (done.exit_code, problem in done.stderr) == (2, True), done.stderr
     assert not client.bodies
+
+
+def test_the_list_of_keys_needs_a_service() -> None:
+    asked = CliRunner().invoke(cli, ["key"], prog_name="cavvy")
+    assert "expected one of create, list, revoke" in asked.stderr
+
+
+def test_a_pipe_into_which_nothing_writes_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(named_files, "WAIT_S", 0.1)
+    os.mkfifo(tmp_path / "pipe.yaml")
+    done = serve(str(tmp_path / "pipe.yaml"))
+    assert done.exit_code in (1, 2), done.output
+    assert "no program has opened it to write" in done.output

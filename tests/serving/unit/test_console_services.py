@@ -357,3 +357,20 @@ def test_the_rows_of_replicas_keep_their_keys_while_the_page_changes() -> None:
     text = Path(pages.__file__).with_name("service.html").read_text("utf-8")
     assert 'live("replicas", "Replicas")' in text
     assert "<tr data-key=" in text
+
+
+def test_lists_are_sorted_by_their_columns() -> None:
+    services = [served(n, spent_micros=c, created_at=NOW) for n, c in (("a", 5), ("b", 1))]
+    browser = sign_in(CannedClient({"/v1/services": services}))
+
+    def keys(path: str) -> str:
+        return "".join(re.findall(r'<tr data-key="default/(\w)"', browser.get(path).text))
+
+    assert keys("/services") == "ab"
+    assert keys("/services?sort=Cost&way=up") == "ba"
+    assert browser.get("/services?sort=__class__").status_code == 400
+
+
+def test_other_sites_end_no_services() -> None:
+    browser, other = sign_in(CannedClient({})), {"origin": "http://evil.example"}
+    assert browser.post("/services", data={"do": "end"}, headers=other).status_code == 403
