@@ -115,9 +115,10 @@ def _list_ports() -> list[int]:
             return ports
     except (ApiError, OSError):
         settings = load_settings()
-    for name in ("server.listen", "server.tls_listen", "services.listen"):
+    for name in settings.values:
         with suppress(ValueError):
-            ports.append(int(settings.text(name).rpartition(":")[2]))
+            if name.endswith("listen"):
+                ports.append(int(settings.text(name).rpartition(":")[2]))
     return [port for port in ports if 0 < port < 1 << 16]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.api.api_state import Api, open_api, until
 
-from cavvy.server.addresses import find_listener
+from cavvy.capabilities.serving.addresses import find_listener
 
 SERVICE = "/v1/projects/default/services/chat"
 TEXT = "{name: chat, run: serve, resources: {cpu: 0.1}, service: {port: 80}}"

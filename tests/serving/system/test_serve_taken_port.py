@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.system.trust import User, serving_user_at, wait_until
 
-from cavvy.server.addresses import find_listener
+from cavvy.capabilities.serving.addresses import find_listener
 
 pytestmark = pytest.mark.system
 EXAMPLE = Path(__file__).parents[3] / "examples" / "serve-hello" / "service.yaml"

@@ -84,6 +84,8 @@ CAPABILITY = Capability(
         f"{_HERE}.routes.keys:router",
         f"{_HERE}.routes.figures:router",
     ),
+    errors=_HERE,
+    settings=_HERE,
     pages=(
         ConsolePage("/services", f"{_HERE}.pages:make", "Services", after="/jobs"),
         ConsolePage("/services/{project}/{name}", f"{_HERE}.pages:make_one"),

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from math import inf
 from pathlib import Path
 
+from cavvy.capabilities.serving.addresses import explain_address
 from cavvy.capabilities.serving.gateway.config import GatewayConfigError, MetricsListener
 from cavvy.capabilities.serving.gateway.door import Door
 from cavvy.capabilities.serving.gateway.service_queue import ServiceQueue
 from cavvy.capabilities.serving.gateway.statistics import ServiceFacts
 from cavvy.capabilities.serving.loads import upper_bound_of
-from cavvy.server.addresses import explain_address
 from cavvy.telemetry import Figures, MetricsMissing, write_metrics
 
 _HEAD_BYTES = 8192

@@ -23,6 +23,7 @@ from time import monotonic
 
 import uvloop
 
+from cavvy.capabilities.serving.addresses import explain_address
 from cavvy.capabilities.serving.gateway.config import (
     GatewayConfig,
     GatewayConfigError,
@@ -38,7 +39,6 @@ from cavvy.capabilities.serving.gateway.inbound import ClientConnections, Inboun
 from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
 from cavvy.capabilities.serving.gateway.metrics import MetricsServer
 from cavvy.capabilities.serving.gateway.traces import RequestTraces, open_request_traces
-from cavvy.server.addresses import explain_address
 
 _TICK_S = 1.0
 _DRAIN_S = 30.0

@@ -24,6 +24,7 @@ from urllib.parse import quote
 import msgspec
 
 from cavvy.api.tokens import hash_token
+from cavvy.capabilities.serving.addresses import find_obstacle
 from cavvy.capabilities.serving.gateway.client_keys import SERVICE_KEY
 from cavvy.capabilities.serving.gateway.config import ServiceRoute
 from cavvy.capabilities.serving.gateway.control_socket import ControlLine, ControlReply, StopGateway
@@ -32,7 +33,6 @@ from cavvy.capabilities.serving.server.listener import ServiceListener
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.client.state import write_private
 from cavvy.domain.values import replace
-from cavvy.server.addresses import find_obstacle
 
 _LINE_MAX = 64 << 20
 _decode = msgspec.json.Decoder(ControlReply).decode

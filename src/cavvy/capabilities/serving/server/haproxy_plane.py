@@ -25,6 +25,7 @@ from secrets import token_hex
 from signal import SIGKILL, SIGTERM, SIGUSR1
 from time import monotonic
 
+from cavvy.capabilities.serving.addresses import find_obstacle
 from cavvy.capabilities.serving.bills import KeyWork, RequestWork
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
@@ -48,7 +49,6 @@ from cavvy.capabilities.serving.gateway.own_values import OwnValues
 from cavvy.capabilities.serving.server.listener import ServiceListener
 from cavvy.client.state import write_private
 from cavvy.domain.values import Struct, replace
-from cavvy.server.addresses import find_obstacle
 
 _LOCAL = "127.0.0.1"
 _START_S = 10.0
