@@ -6,14 +6,18 @@ other work on the machine changes little.
 """
 
 import argparse
+import struct
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
 from math import exp
+from pathlib import Path
 from random import Random
 from statistics import median
+from tempfile import TemporaryDirectory
 
+from cavvy.agent.work.event_files import EventFileReader, masked_crc
 from cavvy.agent.work.step_values import StepValueReader
 from cavvy.capabilities.curves.briefs import shorten
 from cavvy.capabilities.curves.packing import Columns, join, pack, unpack
@@ -28,6 +32,7 @@ def main() -> None:
     rows = parser.parse_args().rows
     print(f"{'':48}{'median':>10}  bar")
     show("agent, CPU of 1,000 printed values a second", "% of a core", 1, read_printed)
+    show("agent, CPU of 1,000 events a second", "% of a core", 1, read_events)
     show("agent, CPU of 10,000 lines without values", "ms", None, read_plain)
     for name, noise in (("smooth", 0.0), ("noisy", 0.05)):
         bar = None if noise else 2
@@ -87,6 +92,30 @@ def read_printed() -> float:
             now[0] += 1
             values.tick()
     return (time.process_time() - began) / 60 * 100
+
+
+def read_events() -> float:
+    """Return the share of a core for 1,000 values a second in an event file of TensorBoard."""
+    with TemporaryDirectory() as folder:
+        now, count = time.time(), 10_000
+        events = (make_event(f"train/loss{each % 3}", each // 3, now) for each in range(count))
+        Path(folder, "events.out.tfevents.1.host").write_bytes(b"".join(events))
+        values = StepValueReader(lambda kind, **fields: None)
+        reader = EventFileReader([folder], values.describe)
+        began = time.process_time()
+        reader.read(lambda found, step, age: values.log(found, step, age_s=age), last=True)
+        return (time.process_time() - began) / (count / 1000) * 100
+
+
+def make_event(tag: str, step: int, at: float) -> bytes:
+    """Return a record with one number, as SummaryWriter of PyTorch writes it."""
+    name = tag.encode()
+    value = b"\n" + bytes([len(name)]) + name + b"\x15" + struct.pack("<f", 1 / (step + 1))
+    summary = b"\n" + bytes([len(value)]) + value
+    number = bytes([step & 127 | 128, step >> 7]) if step > 127 else bytes([step])
+    data = b"\t" + struct.pack("<d", at) + b"\x10" + number + b"*" + bytes([len(summary)]) + summary
+    head = struct.pack("<Q", len(data))
+    return b"".join(each + struct.pack("<I", masked_crc(each)) for each in (head, data))
 
 
 def read_plain() -> float:

@@ -1,28 +1,37 @@
-"""Reads the event files of TensorBoard that the work writes, so that their scalars become curves.
-It needs neither TensorBoard nor protobuf.
+"""Reads the event files of TensorBoard that the work writes, and finds the files of W&B runs, so
+that their values become curves. It needs neither TensorBoard nor protobuf.
 
-A file is a list of records (TFRecord): the length, its checksum, the data, its checksum. The data
-is a message `Event` (tensorflow/core/util/event.proto and framework/summary.proto), whose fields
-are read by their numbers. Scalars are numbers (`simple_value`) or tensors with one element.
+An event file is a list of records (TFRecord): the length, its checksum, the data, its checksum. The
+data is a message `Event` (tensorflow/core/util/event.proto and framework/summary.proto), whose
+fields are read by their numbers. Scalars are numbers (`simple_value`) or tensors with one element.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import stat
 import struct
 import time
+from array import array
 from collections import deque
+from functools import lru_cache
+from sys import byteorder
 
 from ..allowed_folders import AllowedFolders, check_regular, open_below
+from .protobuf import read_fields, read_varint
+from .run_events import RunEvent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from .wandb_files import WandbFile
+
     Found = Callable[[dict[str, float], float, float], object]
 
 MARK = "tfevents"  # is part of the name of each event file
+WANDB_END = ".wandb"  # is the end of the name of the file of a W&B run
 MOST_FILES = 64
 DEEPEST = 7  # folders in folders
 MOST_ENTRIES = 20_000  # that a search looks at, those that lie less deep first
@@ -44,12 +53,11 @@ PHASES = ("train", "training", "val", "valid", "validation", "dev", "test", "eva
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _HPARAMS = b"hparams"
 _SCALARS = b"scalars"
-_VARINT, _64_BITS, _BYTES, _32_BITS = 0, 1, 2, 5  # wire types of protobuf
 
 
 class EventFileReader:
-    """Finds event files below folders, and reads what is new in them. `described` takes settings
-    (hparams).
+    """Finds event files and files of W&B runs below folders, and reads what is new in them.
+    `described` takes settings (hparams).
     """
 
     def __init__(
@@ -67,7 +75,7 @@ class EventFileReader:
         self._host = host  # only files of this host are read, if it is not ""
         self._clock = clock
         self._began = clock() - LATE_S
-        self._files: dict[tuple[int, int], _EventFile] = {}
+        self._files: dict[tuple[int, int], _EventFile | WandbFile] = {}
         self._name = _RunNames().name
         self._search_at = 0.0
         self._turn = 0  # the file that is read first
@@ -108,7 +116,9 @@ class EventFileReader:
                     return count
         return count
 
-    def _take(self, file: _EventFile, event: _Event, now: float, found: Found) -> None:
+    def _take(
+        self, file: _EventFile | WandbFile, event: RunEvent, now: float, found: Found
+    ) -> None:
         if not self._began <= event.at <= now + 3600:
             return  # written by an earlier run, or not a time
         if event.values:
@@ -133,7 +143,14 @@ class EventFileReader:
                 file = check_regular(os.open(name, _READ, dir_fd=here), name)
             except OSError:
                 continue
-            self._files[key] = _EventFile(folder, file)
+            self._files[key] = self._make_file(folder, file, name)
+
+    def _make_file(self, folder: str, fd: int, name: str) -> _EventFile | WandbFile:
+        if not name.endswith(WANDB_END):
+            return _EventFile(folder, fd)
+        from .wandb_files import WandbFile
+
+        return WandbFile(folder, fd, self._host)
 
     def _list_files(self) -> Iterator[tuple[str, int, str]]:
         """Yield the folder of each event file, the folder's descriptor, and the file's name."""
@@ -154,7 +171,9 @@ class EventFileReader:
                         if entry.is_dir(follow_symlinks=False):
                             if depth < DEEPEST and not entry.name.startswith("."):
                                 waiting.append((top, os.path.join(below, entry.name), depth + 1))
-                        elif MARK in entry.name and self._host in entry.name:
+                        elif entry.name.endswith(WANDB_END) or (
+                            MARK in entry.name and self._host in entry.name
+                        ):
                             yield os.path.join(top, below) if below else top, here, entry.name
             except OSError:
                 continue
@@ -179,23 +198,21 @@ class _RunNames:
 
     def __init__(self) -> None:
         self._owners: dict[str, str] = {}  # the folder that had a tag first
+        self._known: dict[tuple[str, str], str] = {}
 
     def name(self, folder: str, tag: str) -> str:
+        name = self._known.get((folder, tag))
+        if name is None:
+            name = self._make(folder, tag)
+            if len(self._known) < MOST_TAGS:
+                self._known[folder, tag] = name
+        return name
+
+    def _make(self, folder: str, tag: str) -> str:
         last = os.path.basename(folder)
         if last.lower() not in PHASES and self._owners.setdefault(tag, folder) == folder:
             return tag
         return tag if tag.startswith(last + "/") else f"{last}/{tag}"
-
-
-class _Event:
-    """What is read of an event."""
-
-    __slots__ = ("at", "params", "step", "values")
-
-    def __init__(self) -> None:
-        self.at, self.step = 0.0, 0
-        self.values: dict[str, float] = {}
-        self.params: dict[str, str] = {}
 
 
 class _EventFile:
@@ -213,7 +230,7 @@ class _EventFile:
             os.close(self._fd)
             self._fd = -1
 
-    def read(self, most: int) -> Iterator[_Event]:
+    def read(self, most: int) -> Iterator[RunEvent]:
         """Yield up to `most` new events."""
         while most > 0 and not self._broken:
             record = self._next()
@@ -228,7 +245,7 @@ class _EventFile:
             return None
         head = self._rest[:8]
         (length,) = struct.unpack("<Q", head)
-        if length > LONGEST or masked_crc(head) != struct.unpack("<I", self._rest[8:12])[0]:
+        if length > LONGEST or _head_crc(head) != struct.unpack("<I", self._rest[8:12])[0]:
             self._broken = True  # what follows cannot be found
             self.close()
             return None
@@ -241,7 +258,7 @@ class _EventFile:
         if not self._fill(whole):
             return None
         data, (crc,) = (
-            self._rest[12:-4][:length],
+            self._rest[12 : 12 + length],
             struct.unpack("<I", self._rest[whole - 4 : whole]),
         )
         self._skip(whole)
@@ -262,8 +279,17 @@ class _EventFile:
         self._offset += size
         self._rest = self._rest[size:]
 
-    def _parse(self, record: bytes) -> _Event:
-        event = _Event()
+    def _parse(self, record: bytes) -> RunEvent:
+        event = RunEvent()
+        scalar = _SCALAR.match(record)
+        if scalar is not None and _fits(record, scalar):
+            event.at, (event.values[scalar[3].decode("utf-8", "replace")],) = (
+                struct.unpack("<d", scalar[1])[0],
+                struct.unpack("<f", scalar[4]),
+            )
+            step, _ = read_varint(scalar[2], 0)
+            event.step = step - (1 << 64) if step >> 63 else step
+            return event
         try:
             for number, value in read_fields(record):
                 if number == 1 and isinstance(value, bytes):
@@ -275,10 +301,10 @@ class _EventFile:
                         if inner == 1 and isinstance(part, bytes):
                             self._parse_value(part, event)
         except (ValueError, struct.error, IndexError):
-            return _Event()
+            return RunEvent()
         return event
 
-    def _parse_value(self, data: bytes, event: _Event) -> None:
+    def _parse_value(self, data: bytes, event: RunEvent) -> None:
         fields = dict(read_fields(data))
         tag, plain, tensor = fields.get(1), fields.get(2), fields.get(8)
         plugin, content = _read_plugin(fields.get(9))
@@ -297,6 +323,26 @@ class _EventFile:
                 value = read_tensor(tensor)
         if value is not None:
             event.values[tag.decode("utf-8", "replace")] = value
+
+
+# An event with one number, as most are: the time, the step, and a summary of one value, of a tag
+# and a `simple_value`, the lengths of which have one byte.
+_SCALAR = re.compile(
+    rb"\x09(.{8})\x10([\x80-\xff]{0,9}[\x00-\x7f])\x2a[\x00-\x7f]\x0a[\x00-\x7f]\x0a[\x01-\x7f]"
+    rb"(.+)\x15(.{4})\Z",
+    re.DOTALL,
+)
+
+
+def _fits(record: bytes, scalar: re.Match[bytes]) -> bool:
+    """Return whether the lengths of a record are those of an event with one number."""
+    begin, end = scalar.span(3)
+    tag, size = end - begin, len(record)
+    return (record[begin - 1], record[begin - 3], record[begin - 5]) == (
+        tag,
+        size - begin + 2,
+        size - begin + 4,
+    )
 
 
 def _read_plugin(metadata: object) -> tuple[bytes, bytes]:
@@ -367,63 +413,35 @@ def _read_setting(data: bytes) -> str:
     return ""
 
 
-def read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and the value of each field of a message: whole numbers, and the bytes of
-    all others. Raises ValueError."""
-    at, end = 0, len(data)
-    while at < end:
-        key, at = read_varint(data, at)
-        number, kind = key >> 3, key & 7
-        if kind == _VARINT:
-            value, at = read_varint(data, at)
-            yield number, value
-            continue
-        if kind == _BYTES:
-            size, at = read_varint(data, at)
-        elif kind == _64_BITS:
-            size = 8
-        elif kind == _32_BITS:
-            size = 4
-        else:
-            raise ValueError(f"a field of the unknown kind {kind}")
-        if at + size > end:
-            raise ValueError("a field that has no end")
-        yield number, data[at : at + size]
-        at += size
-
-
-def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number, and the position behind it. Raises ValueError."""
-    value = shift = 0
-    while True:
-        if at >= len(data) or shift > 63:
-            raise ValueError("a number that has no end")
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-
-
-def _make_table() -> tuple[int, ...]:
-    """Return the table of CRC-32C, with the polynomial of Castagnoli (RFC 3720, appendix B.4)."""
-    table = []
+@lru_cache(maxsize=1)
+def _tables() -> tuple[array[int], array[int]]:
+    """Return the tables of CRC-32C for a byte and for two bytes at a time, with the polynomial of
+    Castagnoli (RFC 3720, appendix B.4)."""
+    one = array("I")
     for each in range(256):
         for _ in range(8):
             each = each >> 1 ^ (0x82F63B78 if each & 1 else 0)
-        table.append(each)
-    return tuple(table)
-
-
-_TABLE = _make_table()
+        one.append(each)
+    two = array("I")
+    for each in range(65536):
+        first = one[each & 255] ^ each >> 8
+        two.append(one[first & 255] ^ first >> 8)
+    return one, two
 
 
 def masked_crc(data: bytes) -> int:
     """Return the checksum of a record: CRC-32C, rotated by 15 bits, plus a constant
     (tensorflow/core/lib/hash/crc32c.h)."""
-    crc, table = 0xFFFFFFFF, _TABLE
-    for byte in data:
-        crc = table[(crc ^ byte) & 255] ^ crc >> 8
+    one, two = _tables()
+    crc, halves = 0xFFFFFFFF, array("H", data[: len(data) & ~1])
+    if byteorder == "big":
+        halves.byteswap()
+    for half in halves:
+        crc = two[(crc ^ half) & 65535] ^ crc >> 16
+    if len(data) & 1:
+        crc = one[(crc ^ data[-1]) & 255] ^ crc >> 8
     crc ^= 0xFFFFFFFF
     return (crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8 & 0xFFFFFFFF
+
+
+_head_crc = lru_cache(maxsize=1024)(masked_crc)  # most records have one of few lengths

@@ -15,6 +15,7 @@ import json
 import re
 from functools import lru_cache
 from math import inf, isfinite
+from typing import NamedTuple
 
 from .plotted_words import ENDS, MARK, PLOTTED, WEAK, may_count, read_report
 
@@ -52,6 +53,7 @@ _NUMBER = re.compile(
     # what is no number, after a name and `=` or `:`
     r"|(?:^|(?<=[=:\s'\"(\[]))[-+]?(?i:nan|inf|infinity)(?![\w.:=/-])"
 )
+_SPLIT = re.compile(f"({_NUMBER.pattern})")
 _OF = re.compile(r"\s*/\s*(\d{1,15})")
 # what may not follow a number: a unit, another part of a version, time or date
 _PART = re.compile(r"[A-Za-z_µ@]|[-:.,/]\d|/\w|\s?(?:[kKMGT]i?B|ms|secs?|s)\b")
@@ -90,6 +92,7 @@ class PrintedValues:
         self._steps = _StepCounter()
         # for each kind of line, the last values of names that are no well-known ones
         self._before: dict[tuple[str, ...], dict[str, float]] = {}
+        self._shapes: dict[tuple[str | bool, ...], _LineShape] = {}
         self._columns: Sequence[str] = ()  # of the table whose head was printed last
         self._cells: dict[str, float] | None = None  # of a table of names and values
         self._section = ""
@@ -104,8 +107,10 @@ class PrintedValues:
             return
         *lines, rest = data.replace(b"\r", b"\n").split(b"\n")
         self._rest = rest[:LONGEST_LINE]
+        # a single line has what all of the data has
+        is_known = len(lines) == 1 and not rest and may_count(low)
         for line in lines:
-            yield from self._read(line[:LONGEST_LINE])
+            yield from self._read(line[:LONGEST_LINE], is_known=is_known)
 
     def skip(self) -> None:
         """Leave out output: the line that it began, and the next one, which it ends."""
@@ -116,7 +121,9 @@ class PrintedValues:
         rest, self._rest = self._rest, b""
         yield from self._read(rest)
 
-    def _read(self, raw: bytes) -> Iterator[tuple[float | None, dict[str, float]]]:
+    def _read(
+        self, raw: bytes, *, is_known: bool = False
+    ) -> Iterator[tuple[float | None, dict[str, float]]]:
         if self.budget <= 0:
             return
         self.budget -= 1
@@ -133,7 +140,7 @@ class PrintedValues:
                 if found is not None and found[1]:
                     yield found
                 return
-        if not may_count(raw.lower()):
+        if not is_known and not may_count(raw.lower()):
             found = self._read_row(line)
         else:
             found = self._read_pairs(line)
@@ -146,41 +153,55 @@ class PrintedValues:
 
     def _read_pairs(self, line: str) -> tuple[float | None, dict[str, float]] | None:
         start = _STAMP.match(line)
-        text = _EPOCH_OF.sub(r"\1 epoch", line[start.end() :] if start else line)
-        pairs = [*_pairs(text)]
+        text = line[start.end() :] if start else line
+        if "(" in text:
+            text = _EPOCH_OF.sub(r"\1 epoch", text)
         counters: dict[str, float] = {}
         totals: dict[str, float] = {}
         values: dict[str, float] = {}
-        phase = _phase_of(text)
         strong = weak = False
-        for key, value, total, sure in pairs:
-            last = key[-1].lower()
-            if last in _COUNTERS and isfinite(value) and (value.is_integer() or last in _EPOCHS):
-                counters.setdefault(last, value)
-                if total:
-                    totals.setdefault(last, total)
+        parts = _SPLIT.split(text)
+        numbers = parts[1::2]
+        shape = self._find_shape(text, (*parts[::2], *map(str.isdigit, numbers)))
+        for pair in shape.pairs:
+            value = _to_float(numbers[pair.at])
+            if value is None:
                 continue
-            is_known = _is_plotted(*key)
+            total = (_to_float(numbers[pair.total_at]) or 0.0) if pair.total_at else pair.total
+            if pair.counter and isfinite(value) and (pair.is_epoch or value.is_integer()):
+                counters.setdefault(pair.counter, value)
+                if total:
+                    totals.setdefault(pair.counter, total)
+                continue
             if total:
-                if not is_known or total < value:
+                if not pair.is_plotted or total < value:
                     continue
                 value /= total
-            if not sure and (not is_known or not isfinite(value)):
+            if not pair.is_sure and (not pair.is_plotted or not isfinite(value)):
                 continue
-            name = _name(key, phase)
-            if name and name not in values:
-                values[name] = value
-                strong = strong or (is_known and not _is_weak(*key))
-                weak = weak or is_known
-        step = self._step(text, counters, totals, phase)
+            if pair.name and pair.name not in values:
+                values[pair.name] = value
+                strong = strong or pair.is_strong
+                weak = weak or pair.is_plotted
+        step = self._step(text, counters, totals, shape.phase)
         if not strong and not (weak and (counters or _INDEX.match(text))):
             return None
-        return step, self._choose(
-            values, {_name(key, phase) for key, *_ in pairs if _is_plotted(*key)}
-        )
+        return step, self._choose(values, shape.plotted)
 
-    def _choose(self, values: dict[str, float], known: set[str]) -> dict[str, float]:
+    def _find_shape(self, text: str, key: tuple[str | bool, ...]) -> _LineShape:
+        """Return what the names in a line are. A loop prints lines that differ in their numbers
+        only, so what stands between these, and which are whole, tells it."""
+        shape = self._shapes.get(key)
+        if shape is None:
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
+            shape = self._shapes[key] = _shape_of(text)
+        return shape
+
+    def _choose(self, values: dict[str, float], known: frozenset[str]) -> dict[str, float]:
         """Return the values of well-known names, and of others that have changed."""
+        if values.keys() <= known:
+            return values
         shape = tuple(values)
         before = self._before.get(shape)
         if before is None:
@@ -270,7 +291,7 @@ class PrintedValues:
                     values[name[:LONGEST_NAME]] = value
                 elif isfinite(value):
                     counters[name] = value
-        known = {name for name in values if _is_plotted(*name.split("_"))}
+        known = frozenset(name for name in values if _is_plotted(*name.split("_")))
         return (self._step("", counters, {}), self._choose(values, known)) if known else None
 
     def _read_cell(self, line: str) -> tuple[float | None, dict[str, float]] | None:
@@ -345,26 +366,65 @@ def _read_json(text: str) -> Iterator[tuple[float | None, dict[str, float]]]:
         yield step, {name[:LONGEST_NAME]: value for name, value in values.items()}
 
 
-def _pairs(text: str) -> Iterator[tuple[tuple[str, ...], float, float, bool]]:
-    """Yield each number that has a name: the words of the name, the number, the number after `/` or
-    0, and whether `=` or `:` joins them."""
-    before = 0
-    for found in _NUMBER.finditer(text):
+class _NamedNumber(NamedTuple):
+    """A number of a line that has a name."""
+
+    at: int  # which of the line's numbers
+    total: float  # what follows it after `/`, or 0
+    total_at: int  # which of the line's numbers that is, or 0
+    name: str
+    counter: str  # what it counts, or ""
+    is_epoch: bool
+    is_plotted: bool
+    is_strong: bool  # the name is enough
+    is_sure: bool  # `=` or `:` joins both
+
+
+class _LineShape(NamedTuple):
+    """What is known of a line without the values of its numbers."""
+
+    pairs: Sequence[_NamedNumber]
+    plotted: frozenset[str]
+    phase: str
+
+
+def _shape_of(text: str) -> _LineShape:
+    """Return the names in a line."""
+    phase, pairs, before = _phase_of(text), [], 0
+    matches = [*_NUMBER.finditer(text)]
+    starts = [each.start() for each in matches]
+    for at, found in enumerate(matches):
         left, begin, end = text[before : found.start()], before, found.end()
         before = end
-        total = 0.0
         of = _OF.match(text, end)
         if of is not None:
             end = before = of.end()
-            total = float(of[1])
         if _PART.match(text, end) is not None:
-            continue
-        value = _to_float(found[0])
-        if value is None:
             continue
         key, sure = _read_key(left)
         if key and (sure or begin == 0 or left.strip()):
-            yield key, value, total, sure
+            total, total_at = float(of[1]) if of else 0.0, 0
+            if of is not None and starts[at + 1 : at + 2] == [of.start(1)]:
+                total_at = at + 1
+            pairs.append(_name_number(key, at, (total, total_at), phase, is_sure=sure))
+    plotted = frozenset(each.name for each in pairs if each.is_plotted)
+    return _LineShape(pairs, plotted, phase)
+
+
+def _name_number(
+    key: tuple[str, ...], at: int, total: tuple[float, int], phase: str, *, is_sure: bool
+) -> _NamedNumber:
+    last, is_plotted = key[-1].lower(), _is_plotted(*key)
+    return _NamedNumber(
+        at,
+        *total,
+        _name(key, phase),
+        last if last in _COUNTERS else "",
+        last in _EPOCHS,
+        is_plotted,
+        is_plotted and not _is_weak(*key),
+        is_sure,
+    )
 
 
 @lru_cache(maxsize=2048)
@@ -404,9 +464,12 @@ def _ends_with_name(text: str) -> bool:
 def _to_float(text: str) -> float | None:
     """Return a number, or None for what is none or too large for a float."""
     try:
-        value = float(text.replace(",", ""))
+        value = float(text)
     except ValueError:
-        return None
+        try:
+            value = float(text.replace(",", ""))
+        except ValueError:
+            return None
     return None if abs(value) == inf and text[-1].isdigit() else value
 
 
