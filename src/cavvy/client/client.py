@@ -200,7 +200,7 @@ class ApiClient:
 
     def search_jobs(self, **wanted: object) -> wire.JobMatches:
         """Return a page of the jobs that match. `wanted` are parameters of the route: project,
-        phase, user, text, provider, gpu, tag, since, until, sort, ascending, offset and limit.
+        phase, user, text, job, provider, gpu, tag, since, until, sort, ascending, offset and limit.
         """
         return self.ask("/v1/job-search" + query(**wanted), wire.JobMatches)
 

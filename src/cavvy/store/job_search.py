@@ -27,14 +27,16 @@ class JobOrder(StrEnum):
 
 class JobSearch(Struct, frozen=True, kw_only=True):
     """The wanted jobs. Empty conditions are none. `text` is a part of the name, the ID or a tag;
-    `tag` is a tag's name or NAME=VALUE; `accelerators` are the names of those that the newest
-    attempt has, or that a job without an attempt asks for; the period is that of the submission.
+    `jobs` are names or IDs; `tag` is a tag's name or NAME=VALUE; `accelerators` are the names of
+    those that the newest attempt has, or that a job without an attempt asks for; the period is that
+    of the submission.
     """
 
     projects: ProjectFilter = None
     phases: Sequence[JobPhase] = ()
     user: str = ""
     text: str = ""
+    jobs: Sequence[str] = ()
     provider: str = ""
     accelerators: Sequence[str] = ()
     tag: str = ""
@@ -79,6 +81,9 @@ def find_condition(search: JobSearch) -> tuple[str, tuple[object, ...]]:
             part,
             f"%{_escape(tag)}%",
         )
+    if search.jobs:
+        marks = _marks(search.jobs)
+        add(f"(id IN ({marks}) OR name IN ({marks}))", *search.jobs, *search.jobs)
     if search.tag:
         name, equals, value = search.tag.partition("=")
         wanted = f"{_in_json(name)}:{_in_json(value) if equals else ''}"

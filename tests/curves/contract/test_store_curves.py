@@ -8,7 +8,12 @@ from tests.contract.store_suite import NOW, make_attempt, submit
 
 from cavvy.capabilities.curves import rows as curve_rows
 from cavvy.capabilities.curves.reduce import make_curves
-from cavvy.capabilities.curves.rows import read_params, read_pieces, read_ranks
+from cavvy.capabilities.curves.rows import (
+    read_params,
+    read_pieces,
+    read_pieces_of_jobs,
+    read_ranks,
+)
 from cavvy.capabilities.curves.wire import Curve
 from cavvy.domain.figures import StepSeries, StepValues
 from cavvy.domain.jobs import AttemptPhase
@@ -85,9 +90,24 @@ async def test_a_rank_has_no_more_than_its_settings(store: Store) -> None:
         params = {name: str(number) for name in names}
         told = StepValues(attempt_id="a1", rank=0, at=NOW, number=number, series=[], params=params)
         await store.commit(AtomicWrite(steps=[told]))
-    found = await store.database[0](read_params(["a1"]))
+    job = await submit(store, "j1")
+    await store.commit(AtomicWrite(attempts=[make_attempt(job, id="a1")]))
+    found = (await store.database[0](read_params(["j1"])))["j1"]
     assert sorted(found) == sent[:256]
     assert found["n000"] == "2", "a known setting may change"
+
+
+async def test_the_pieces_of_several_jobs_are_read_at_once(store: Store) -> None:
+    for number in (1, 2):
+        job = await submit(store, f"j{number}")
+        attempts = [make_attempt(job, each, id=f"a{number}{each}") for each in (1, 2)]
+        await store.commit(AtomicWrite(attempts=attempts))
+    for attempt in ("a12", "a11", "a21"):
+        await write(store, 1, attempt=attempt)
+    await write(store, 1, attempt="a22", rank=1)
+    found = await store.database[0](read_pieces_of_jobs(["j1", "j2", "gone"]))
+    assert {job_id: len(own) for job_id, own in found.items()} == {"j1": 2, "j2": 1}
+    assert await store.database[0](read_pieces_of_jobs([])) == {}
 
 
 async def test_curves_are_removed_with_their_job(store: Store) -> None:

@@ -774,6 +774,8 @@ async def test_jobs_are_searched_sorted_and_counted(store: Store) -> None:
     assert await found(text="%") == ["j2"], "of a tag"
     assert await found(text='team=vi"') == ["j2"]
     assert await found(text="J2") == ["j2"]
+    assert await found(jobs=["train_1", "j2", "gone"]) == ["j2", "j1"]
+    assert await found(jobs=["j3"], projects="p") == []
     assert await found(tag="team") == ["j2"]
     assert await found(tag='team=vi"s%') == ["j2"]
     assert await found(tag="team=vi") == []

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import Header, Path, Query
 from msgspec import structs
-from pydantic import AwareDatetime
+from pydantic import AwareDatetime, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -284,6 +284,12 @@ async def list_some(
     return await _add_places(request, app_state, page)
 
 
+NamedJobsQuery = Annotated[
+    list[Annotated[str, Field(max_length=200, pattern=r"^[^\x00]*$")]] | None,
+    Query(max_length=100, description="Only jobs with these names or IDs; by default, all."),
+]
+
+
 @router.get("/job-search", rule=in_query(Permission.VIEW))
 async def search(
     request: Request,
@@ -292,6 +298,7 @@ async def search(
     phase: PhaseQuery = None,
     user: TextQuery = "",
     text: TextQuery = "",
+    job: NamedJobsQuery = None,
     provider: TextQuery = "",
     gpu: TextQuery = "",
     tag: TextQuery = "",
@@ -308,6 +315,7 @@ async def search(
         phases=phase or (),
         user=user,
         text=text,
+        jobs=job or (),
         provider=provider,
         accelerators=sorted(names_matching(gpu)) if gpu else (),
         tag=tag,

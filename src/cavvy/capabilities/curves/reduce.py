@@ -151,7 +151,7 @@ def make_curves(
         each.number: [*read_brief(each.brief, wants)] for each in pieces if each.brief is not None
     }
     inside = sum(any(_reaches(each, window) for each in own) for own in briefs.values())
-    is_short = inside * SHORT >= most
+    is_short = inside * SHORT >= most / 2
     for piece in pieces:
         known = briefs.get(piece.number)
         is_needed = known is None or any(_reaches(each, window) for each in known)

@@ -16,11 +16,12 @@ from cavvy.api.rules import in_path
 from cavvy.capabilities.curves.briefs import is_brief, read_brief_names
 from cavvy.capabilities.curves.keys import read_key
 from cavvy.capabilities.curves.packing import read_names
-from cavvy.capabilities.curves.reduce import BRIEF_UP_TO, find_whole, make_curves
+from cavvy.capabilities.curves.reduce import BRIEF_UP_TO, Piece, find_whole, make_curves
 from cavvy.capabilities.curves.rows import (
     read_heads,
     read_params,
     read_pieces,
+    read_pieces_of_jobs,
     read_ranks,
     read_whole,
 )
@@ -35,6 +36,7 @@ from cavvy.capabilities.curves.wire import (
     Window,
 )
 from cavvy.domain.accounts import Permission
+from cavvy.domain.jobs import JobRecord
 
 router = RouteGroup("jobs", prefix="/v1")
 CurveQuery = Annotated[
@@ -139,21 +141,43 @@ async def curves_of_jobs(
 ) -> JobCurves:
     """Get what the programs of several jobs reported step by step: of the first rank of each."""
     read, _ = app_state.store.database
-    window = Window(by, begin, end)
-    found: list[Curve] = []
-    for name in dict.fromkeys(job):
-        try:
-            known = await find_job(app_state, project, name)
-        except ApiProblem:
-            continue
-        ids = [each.id for each in await app_state.store.attempts(known.id)]
-        briefly = points <= BRIEF_UP_TO
-        reads = [read_pieces(each, 0, briefly=briefly) for each in ids]
-        pieces = [piece for each in reads for piece in await read(each)]
-        asked = (known.attempt, 0, frozenset(curve or ()), points, window)
-        made = await to_thread(make_curves, pieces, *asked)
-        found += [structs.replace(each, job=known.name) for each in made]
-    return JobCurves(curves=sorted(found, key=lambda each: each.name))  # the jobs as asked
+    known = await _find_jobs(app_state, project, job)
+    ids = [each.id for each in known]
+    pieces = await read(read_pieces_of_jobs(ids, briefly=points <= BRIEF_UP_TO))
+    names, window = frozenset(curve or ()), Window(by, begin, end)
+
+    def make() -> list[Curve]:
+        found: list[Curve] = []
+        for each in known:
+            own = _number(pieces.get(each.id, ()))
+            made = make_curves(own, each.attempt, 0, names, points, window)
+            found += [structs.replace(curve, job=each.name) for curve in made]
+        return sorted(found, key=lambda each: each.name)  # the jobs as asked
+
+    return JobCurves(curves=await to_thread(make))
+
+
+def _number(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Return the pieces of several attempts, which may have the same numbers, with new ones."""
+    return [each._replace(number=number) for number, each in enumerate(pieces)]
+
+
+async def _find_jobs(
+    app_state: AppState, project: str, names: Sequence[str]
+) -> Sequence[JobRecord]:
+    """Return the jobs with these names or IDs, in this order; those that are gone are left out."""
+    wanted = [*dict.fromkeys(names)]
+    by_id = {each.id: each for each in await app_state.store.find_jobs(wanted)}
+    found = []
+    for name in wanted:
+        known = by_id.get(name)
+        if known is None or known.project != project:
+            try:
+                known = await find_job(app_state, project, name)
+            except ApiProblem:
+                continue
+        found.append(known)
+    return found
 
 
 @router.get("/projects/{project}/curve-params", rule=in_path(Permission.VIEW))
@@ -164,13 +188,10 @@ async def curve_params(
 ) -> ParamsOfJobs:
     """Get the parameters of several jobs: of their tasks, and those that programs reported."""
     read, _ = app_state.store.database
+    known = await _find_jobs(app_state, project, job)
+    reported = await read(read_params([each.id for each in known]))
     found = []
-    for name in dict.fromkeys(job):
-        try:
-            known = await find_job(app_state, project, name)
-        except ApiProblem:
-            continue
-        ids = [each.id for each in await app_state.store.attempts(known.id)]
-        params = {name: str(value) for name, value in known.task.params.items()}
-        found.append(RunParams(id=known.id, params={**await read(read_params(ids)), **params}))
+    for each in known:
+        params = {name: str(value) for name, value in each.task.params.items()}
+        found.append(RunParams(id=each.id, params={**reported.get(each.id, {}), **params}))
     return ParamsOfJobs(jobs=found)

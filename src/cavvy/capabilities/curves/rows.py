@@ -2,6 +2,7 @@
 so each value is packed a few times only.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import starmap
 from math import nan
@@ -139,6 +140,29 @@ def read_pieces(
     return read
 
 
+def read_pieces_of_jobs(
+    job_ids: Collection[str], *, briefly: bool = False
+) -> Callable[[DatabaseSession], Mapping[str, Sequence[Piece]]]:
+    """Return a read of the pieces of the first ranks of all attempts of jobs, by the jobs' IDs."""
+    whole = "CASE WHEN c.brief IS NULL THEN c.document END" if briefly else "c.document"
+    marks = ", ".join("?" * len(job_ids))
+    sql = (
+        f"SELECT a.job_id, c.number, {whole}, c.brief FROM attempts a JOIN curves c "
+        f"ON c.attempt_id = a.id AND c.rank = 0 WHERE a.job_id IN ({marks}) "
+        "ORDER BY a.number, c.number"
+    )
+
+    def read(session: DatabaseSession) -> Mapping[str, Sequence[Piece]]:
+        found = defaultdict[str, list[Piece]](list)
+        for job_id, number, document, brief in (
+            session.run(sql, [*job_ids]).fetchall() if job_ids else ()
+        ):
+            found[str(job_id)].append(Piece(int(number), _bytes(document), _bytes(brief)))
+        return found
+
+    return read
+
+
 def read_whole(
     attempt_id: str, rank: int, numbers: Collection[int]
 ) -> Callable[[DatabaseSession], Mapping[int, bytes]]:
@@ -171,19 +195,21 @@ def read_heads(
 
 
 def read_params(
-    attempt_ids: Collection[str],
-) -> Callable[[DatabaseSession], Mapping[str, str]]:
-    """Return a read of the settings that the programs of attempts reported, of the first ranks; a
-    later attempt counts more."""
-    marks = ", ".join("?" * len(attempt_ids))
+    job_ids: Collection[str],
+) -> Callable[[DatabaseSession], Mapping[str, Mapping[str, str]]]:
+    """Return a read of the settings that the programs of jobs reported, by the jobs' IDs, of the
+    first ranks; a later attempt counts more."""
+    marks = ", ".join("?" * len(job_ids))
     sql = (
-        f"SELECT name, value FROM curve_params WHERE attempt_id IN ({marks}) "
-        "ORDER BY attempt_id, rank DESC"
+        "SELECT a.job_id, p.name, p.value FROM attempts a JOIN curve_params p "
+        f"ON p.attempt_id = a.id WHERE a.job_id IN ({marks}) ORDER BY a.number, p.rank DESC"
     )
 
-    def read(session: DatabaseSession) -> Mapping[str, str]:
-        rows = session.run(sql, [*attempt_ids]).fetchall() if attempt_ids else []
-        return {str(name): str(value) for name, value in rows}
+    def read(session: DatabaseSession) -> Mapping[str, Mapping[str, str]]:
+        found = defaultdict[str, dict[str, str]](dict)
+        for job_id, name, value in session.run(sql, [*job_ids]).fetchall() if job_ids else ():
+            found[str(job_id)][str(name)] = str(value)
+        return found
 
     return read
 

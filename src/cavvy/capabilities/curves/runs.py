@@ -140,7 +140,11 @@ def _list_jobs(
 ) -> Sequence[JobListing]:
     """Return the jobs that are named, or the newest ones that match and have begun."""
     if chosen:
-        return [client.job(project, each) for each in dict.fromkeys(chosen[:MOST_JOBS])]
+        names = [*dict.fromkeys(chosen)][:MOST_JOBS]
+        matches = client.search_jobs(project=project, job=names, limit=MOST_JOBS).jobs
+        order = {name: number for number, name in enumerate(names)}
+        known = [each for each in matches if each.id in order or each.name in order]
+        return sorted(known, key=lambda each: order.get(each.id, order.get(each.name, 0)))
     given = {name: text for name, text in filters.items() if text}
     found = client.search_jobs(project=project, limit=MOST_JOBS, **given)
     return [each for each in found.jobs if each.attempt]
