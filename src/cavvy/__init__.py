@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     # at run time, capabilities say what they add (`exports`); editors and type checkers read this
     from cavvy.capabilities.functions.app import App as App
     from cavvy.capabilities.functions.app import Function as Function
+    from cavvy.capabilities.functions.app import current_call_key as current_call_key
     from cavvy.capabilities.functions.app import enter as enter
     from cavvy.capabilities.functions.app import exit as exit
     from cavvy.capabilities.functions.app import method as method

@@ -4,8 +4,18 @@ SENSITIVE = {
     ("PUT", "/v1/projects/{project}/apps/{name}"): {"member", "operator", "admin"},
     ("DELETE", "/v1/projects/{project}/apps/{name}"): {"member", "operator", "admin"},
     ("POST", "/v1/projects/{project}/apps/{name}/claim"): {"member", "operator", "admin"},
+    ("POST", "/v1/projects/{project}/apps/{name}/calls"): {"member", "operator", "admin"},
+    ("POST", "/v1/projects/{project}/apps/{name}/calls/read"): {"member", "operator", "admin"},
+    ("DELETE", "/v1/projects/{project}/apps/{name}/calls/{call}"): {
+        *("member", "operator", "admin"),
+    },
+    ("POST", "/v1/projects/{project}/apps/{name}/functions/{function}"): {
+        *("member", "operator", "admin"),
+    },
 }
 READS = {
     "/v1/projects/{project}/apps": ("path", "view"),
     "/v1/projects/{project}/apps/{name}": ("path", "view"),
+    "/v1/projects/{project}/apps/{name}/calls": ("path", "view"),
+    "/v1/projects/{project}/apps/{name}/functions/{function}": ("path", "view"),
 }

@@ -123,6 +123,8 @@ def make_app(app_state: AppState) -> Application:
         redirect_slashes=False,
     )
     app.state.app_state = app_state
+    for each in app_state.control_plane.standing:
+        each.open(app_state)
     add_routes(app)
     for kind in (
         ApiProblem,

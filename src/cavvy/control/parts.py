@@ -123,6 +123,10 @@ class StandingReconciler:
     async def reconcile(self, key: str) -> timedelta | None:
         raise NotImplementedError
 
+    def open(self, app_state: object) -> None:
+        """Get what the routes of this server use (`api.app_state.AppState`), before they answer.
+        Simulations have none."""
+
     async def run(self) -> None:
         """Work until this task is cancelled. After an error it is called again, with growing
         pauses: at its end it must leave nothing that keeps it from beginning anew.

@@ -138,6 +138,9 @@ class Capability(NamedTuple):
     # functions that recognise Python files which `cavvy run` does not submit as scripts:
     # `find(text)` returns what runs and deploys the file (`cli.task.programs.Program`), or None
     programs: tuple[str, ...] = ()
+    # functions that call something by its name with arguments of JSON, and print the result, for
+    # `cavvy call NAME FUNCTION --json`: `call(project, name, function, text, key)`
+    callers: tuple[str, ...] = ()
     # the class of what commands of jobs ask of services, since task files describe services, too
     # (`cli.reach.services.ServiceCommands`)
     service_commands: str = ""

@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (86, "61b652afc0bb0aec")
+ROUTES = (87, "e2fa179fc8730feb")
 ROOT = Path(__file__).resolve().parents[3]
 
 

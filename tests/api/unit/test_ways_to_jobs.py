@@ -81,10 +81,14 @@ _CONSENTS = {
     "capabilities/functions/app.py:lookup": {"consent"},
     "capabilities/functions/deployed.py:find_function": {"consent"},
     "capabilities/functions/deployed.py:submit_part": {"consent"},
-    "capabilities/functions/deployed.py:_find": {"part.consent or self._consent"},
-    "capabilities/functions/routes.py:_view_part": {
-        "ask.consent and account in (None, '', row.user)"
+    "capabilities/functions/dispatcher.py:_submit": {
+        "bool(caller.consent) or (document.consent and part.account is not None and (part.account == (caller.account or '')))"
     },
+    "capabilities/functions/routes.py:call_function": {"consent"},
+    "capabilities/functions/routes.py:_store": {"int(ask.consent)"},
+    "capabilities/functions/routes.py:_view_part": {"ask.consent and account == row.account"},
+    "capabilities/functions/stored_calls.py:_send": {"self._consent"},
+    "capabilities/functions/deployed.py:_find": {"part.consent or self._consent"},
     # stored earlier, for a script that names sbatch itself, and only without a limit of its costs
     "capabilities/importers/slurm/submission.py:submit": {"job.consented and cap_of(job) is None"},
     # stored earlier, for the same work; a service of a coding agent has its budget

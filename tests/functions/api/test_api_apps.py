@@ -19,7 +19,7 @@ ASK = {"revision": "r1", "parts": [PART]}
 
 async def test_an_app_is_deployed_read_and_removed(api: Api) -> None:
     assert code(await api.http.get(f"{BASE}/embed")) == (404, "app-not-found")
-    assert (await api.http.put(f"{BASE}/embed", json=ASK)).status_code == 204
+    assert (await api.http.put(f"{BASE}/embed", json=ASK)).json() == {"replaced": []}
     found = (await api.http.get(f"{BASE}/embed")).json()
     (part,) = found["parts"]
     assert (found["name"], part["revision"], part["job"]) == ("embed", "r1", "")
@@ -99,7 +99,26 @@ async def test_a_consent_is_of_the_account_that_gave_it(api: Api) -> None:
     ada, bob = [await add(api, name, ("team", "member")) for name in ("ada", "bob")]
     ask = {"revision": "r1", "parts": [{**PART, "consent": True}]}
     path = "/projects/team/apps/embed"
-    assert code(await call(api, ada, "PUT", path, ask)) == (204, "")
+    assert (await call(api, ada, "PUT", path, ask)).status_code == 200
     for token, consent in ((ada, True), (bob, False)):
         (part,) = (await call(api, token, "GET", path)).json()["parts"]
         assert (part["user"], part["consent"]) == ("ada", consent)
+    (part,) = (await api.http.get(f"{BASE}/embed")).json()["parts"]  # the owner of the server
+    assert part["consent"] is False
+
+
+async def test_a_viewer_learns_no_key_of_the_meeting_place(api: Api) -> None:
+    await api.http.put(f"{BASE}/embed", json=ASK)
+    for role, meet in (("member", PART["meet"]), ("viewer", "")):
+        token = await add(api, role, ("team", role))
+        (part,) = (await call(api, token, "GET", "/projects/team/apps/embed")).json()["parts"]
+        assert part["meet"] == meet
+
+
+async def test_who_deploys_learns_which_jobs_were_replaced(api: Api) -> None:
+    """Also those that were claimed since the app was read."""
+    await api.http.put(f"{BASE}/embed", json=ASK)
+    ask = {"part": 0, "revision": "r1", "ended": ""}
+    job = (await api.http.post(f"{BASE}/embed/claim", json=ask)).json()["job"]
+    answer = await api.http.put(f"{BASE}/embed", json={**ASK, "revision": "r2"})
+    assert answer.json() == {"replaced": [job]}

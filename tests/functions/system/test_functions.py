@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 from tests.system.server_state import home_with_jobs
 
+import cavvy
 from cavvy.client import connect
+from cavvy.client.state import read_server
 
 pytestmark = pytest.mark.system
 _APP = """
@@ -429,6 +432,61 @@ print(got == list(range(900)))
     assert done.stdout.splitlines() == ["True"], done.stderr
 
 
+def test_kept_calls_outlive_processes_the_job_and_the_server(home: Path, tmp_path: Path) -> None:
+    """Each has its result, and each key one call."""
+    (tmp_path / "app.py").write_text(
+        "import cavvy, time\n"
+        "app = cavvy.App('kept')\n"
+        "@app.function(max_replicas=2, retries=2)\n"
+        "def wait(x: int):\n"
+        "    time.sleep(0.01)\n"
+        "    return x, cavvy.current_call_key()\n"
+        "@app.function(once=True)\n"
+        "def once(x): return cavvy.current_call_key()\n"
+    )
+    deploy = [sys.executable, "-m", "cavvy", "deploy", "app.py"]
+    subprocess.run(deploy, cwd=tmp_path, check=True, timeout=120)
+    spawn = (
+        "import cavvy\n"
+        "wait, once = (cavvy.Function.lookup('kept', x) for x in ('wait', 'once'))\n"
+        "keys = [f'k{x}' for x in range(300)]\n"
+        "print(*[x.id for x in wait.spawn_map(range(300), keys=keys)])\n"
+        "assert once.remote(1) == once.remote(1) != once.remote(2)\n"
+    )
+    words = [sys.executable, "-c", spawn]
+    first = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+    again = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert first == again  # other programs with the same keys
+    calls = [cavvy.FunctionCall.from_id(each) for each in first.split()]
+    for number, program in ((20, "worker"), (60, "serve"), (120, "server")):
+        calls[number].get(timeout=120)
+        if program == "server":
+            server = read_server(str(home))
+            assert server is not None
+            os.kill(server.pid, signal.SIGKILL)
+        else:
+            os.kill(find_programs(home, program)[0], signal.SIGKILL)
+    found = cavvy.FunctionCall.gather(*calls)
+    assert [value for value, _ in found] == list(range(300))
+    assert [key for _, key in found] == [each.rpartition("/")[2] for each in first.split()]
+    answer = [sys.executable, "-m", "cavvy", "call", "kept", "wait", "--json", '{"x": 5}']
+    done = subprocess.run(answer, capture_output=True, text=True, timeout=120)
+    assert json.loads(done.stdout)[0] == 5, done.stderr
+    removed = subprocess.run(
+        [sys.executable, "-m", "cavvy", "apps", "rm", "kept"], capture_output=True, text=True
+    )
+    assert removed.stdout == "kept was removed\n", removed.stderr
+    with pytest.raises(cavvy.CavvyError, match="has no call"):
+        cavvy.FunctionCall.from_id(first.split()[0]).get(timeout=10)
+
+
+def find_programs(home: Path, program: str) -> list[int]:
+    """Return the processes of this program of functions in the jobs of a server."""
+    command = ["pgrep", "-f", f"on_node/{program}.py"]
+    found = subprocess.run(command, capture_output=True, text=True).stdout.split()
+    return [int(x) for x in found if os.readlink(f"/proc/{x}/cwd").startswith(str(home))]
+
+
 def test_the_tutorial(home: Path, tmp_path: Path) -> None:
     """Its packages are not installed: the model of the class is a list."""
     page = (Path(__file__).parents[3] / "docs/tutorials/functions.md").read_text()
@@ -440,11 +498,11 @@ def test_the_tutorial(home: Path, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(functions + model + nightly)
     (tmp_path / "first.py").write_text(first)
     (tmp_path / "elsewhere.py").write_text(elsewhere)
-    cavvy = [sys.executable, "-m", "cavvy"]
+    command = [sys.executable, "-m", "cavvy"]
     shown = {
-        "first": [*cavvy, "run", "first.py", "--", "--text", "two words"],
-        "model": [*cavvy, "run", "app.py"],
-        "deploy": [*cavvy, "deploy", "app.py"],
+        "first": [*command, "run", "first.py", "--", "--text", "two words"],
+        "model": [*command, "run", "app.py"],
+        "deploy": [*command, "deploy", "app.py"],
         "elsewhere": [sys.executable, "elsewhere.py"],
     }
     out = {

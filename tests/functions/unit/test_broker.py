@@ -1,5 +1,6 @@
 """The broker and its workers, without a server: calls that are cancelled, and wrong answers."""
 
+import asyncio
 import io
 import json
 import os
@@ -20,8 +21,8 @@ from cavvy.capabilities.functions.app import App
 from cavvy.capabilities.functions.calls import AppRun, FunctionCall, dial_broker
 from cavvy.capabilities.functions.errors import CallCancelled, CallFailed, WorkerLost
 from cavvy.capabilities.functions.frames import CallFrames, Head, pack
-from cavvy.capabilities.functions.jobs import dial_here
 from cavvy.capabilities.functions.link import BrokerLink, print_line
+from cavvy.capabilities.functions.meeting import dial_here
 from cavvy.capabilities.functions.on_node import serve
 from cavvy.capabilities.functions.on_node.broker import Broker, Caller, Worker
 from cavvy.capabilities.functions.on_node.start import StartedProcess
@@ -93,8 +94,9 @@ def served(tmp_path: Path) -> Iterator[Served]:
     (tmp_path / "app.json").write_text(json.dumps(spec))
     (tmp_path / "meet").mkdir(mode=0o700)
     meet = f"{tmp_path}/meet/x.sock:{_KEY}"
+    (tmp_path / "key").write_text(_KEY)
     process = subprocess.Popen(
-        [sys.executable, str(serve.__file__), "app.json", meet],
+        [sys.executable, str(serve.__file__), "app.json", f"{tmp_path}/meet/x.sock"],
         cwd=tmp_path,
         env={k: v for k, v in os.environ.items() if k != "CAVVY_FUNCTIONS"},
     )
@@ -191,6 +193,72 @@ async def test_a_late_cancel_reaches_no_later_call(
         functions.pump()
         worker.hear({"op": "done", "id": heard[-1]["id"]}, b"")
     assert len({each["id"] for each in heard}) == 100
+
+
+async def test_calls_of_the_control_plane_outlive_its_connection(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that comes back sends them again: they run once, and keep their results until these
+    are confirmed."""
+    monkeypatch.chdir(tmp_path)
+    broker = Broker(str(tmp_path / "app.json"), "", None)
+    functions = broker.functions["add"]
+    given: list[Head] = []
+    worker = Worker(broker, functions, 0, StartedProcess("add", None, None))  # type: ignore[arg-type]
+    worker.ready = True
+    worker.send = lambda head, body=b"": given.append(head)  # type: ignore[method-assign]
+    functions.workers.append(worker)
+    told: list[list[tuple[Head, bytes]]] = []
+
+    def connect() -> Caller:
+        caller = Caller(broker, here=False)
+        sink = Sink()
+        caller.connection_made(sink)
+        told.append([])
+        mine = told[-1]
+        caller.send = lambda head, body=b"": mine.append((head, body))  # type: ignore[method-assign]
+        return caller
+
+    call = {"op": "call", "fn": "add", "key": "c1"}
+    first = connect()
+    first._take(1, {**call, "id": 1}, b"")
+    functions.pump()
+    first.connection_lost(None)
+    second = connect()
+    second._take(7, {**call, "id": 7}, b"")
+    functions.pump()
+    assert len(given) == 1
+    second.transport.close()  # type: ignore[union-attr]
+    second.connection_lost(None)
+    worker.hear({"op": "done", "id": given[0]["id"]}, b"result")  # while nobody is connected
+    third = connect()
+    third._take(9, {**call, "id": 9}, b"")
+    functions.pump()
+    assert len(given) == 1
+    ((head, body),) = told[2]
+    assert (head["op"], head["id"], body) == ("done", 9, b"result")
+    third._obey("confirm", 9, {}, b"")
+    assert broker.keyed == {}
+    third._take(10, {**call, "id": 10}, b"")  # a call that is confirmed is another one
+    functions.pump()
+    assert len(given) == 2
+
+
+class Sink(asyncio.Transport):
+    """Where frames go that nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._closed = False
+
+    def write(self, data: object) -> None:
+        pass
+
+    def close(self) -> None:
+        self._closed = True
+
+    def is_closing(self) -> bool:
+        return self._closed
 
 
 def test_a_generator_of_another_function(served: Served) -> None:

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from cavvy.capabilities.functions.frames import current_call
 from cavvy.capabilities.functions.image import FunctionImage
 from cavvy.capabilities.functions.options import FunctionOptions, read_options
 from cavvy.frame.discover import load
@@ -33,6 +34,7 @@ _T = TypeVar("_T")
 # the name under which nodes load the program that a user started, which is `__main__` there
 MAIN = "__cavvy_main__"
 _ENTER, _EXIT, _METHOD = "__cavvy_enter__", "__cavvy_exit__", "__cavvy_method__"
+_MOST_KEY = 200  # characters
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,48}[a-z0-9])?")
 _apps: dict[str, "App"] = {}
 
@@ -70,6 +72,13 @@ class CallRunner(Protocol):
 
     def spawn(self, function: "Function", args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
+    def spawn_all(
+        self,
+        function: "Function",
+        items: Iterable[tuple[Sequence[Any], Mapping[str, Any]]],
+        keys: Iterable[str] | None,
+    ) -> Iterator[Any]: ...
+
     def stream(
         self, function: "Function", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[Any]: ...
@@ -100,6 +109,7 @@ class Function:
     ) -> None:
         self.app, self.name, self.raw, self.options = app, name, raw, options
         self.owner, self.given = owner, given  # of a method: its class, and the class's arguments
+        self.key: str | None = None  # of its next calls: see `once`
         # whether a call yields values
         self.is_generator = inspect.isgeneratorfunction(raw) or inspect.isasyncgenfunction(raw)
         if raw is not None:
@@ -154,6 +164,27 @@ class Function:
     def spawn(self) -> BothWays[..., Any]:
         """Start a call, and return a `FunctionCall` at once, whose `get` waits for the result."""
         return BothWays(self._spawn, self._spawn_aio)
+
+    @property
+    def spawn_map(self) -> BothWays[..., list[Any]]:
+        """Start a call for each of the items, and return the `FunctionCall`s. `keys` are the keys
+        of the calls, as of `once`. Calls of a deployed app go to the server many at a time."""
+        return BothWays(self._spawn_map, self._spawn_map_aio)
+
+    def once(self, key: str) -> "Function":
+        """Return this function for a call with a key: `f.once("order 17").remote(...)`. All calls
+        of it with the same key are one call, with one result, whichever programs make them. Only
+        calls of deployed apps can have a key. A process that is lost in the middle of a call runs
+        it again, so effects of the function itself need the key, too: `cavvy.current_call_key()`.
+        """
+        if not isinstance(key, str) or not key or len(key) > _MOST_KEY:
+            hint = f"use a string of 1 to {_MOST_KEY} characters"
+            raise InvalidArgument(f"{self.name}.once: {key!r} is no key", hint)
+        made = Function(
+            self.app, self.name, self.raw, self.options, owner=self.owner, given=self.given
+        )
+        made.is_generator, made.key = self.is_generator, key
+        return made
 
     def local(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function here."""
@@ -250,6 +281,20 @@ class Function:
                 f"iterate over {self.name}.remote(...), or return a list",
             )
         return self.app.running().spawn(self, args, kwargs)
+
+    def _spawn_map(
+        self,
+        *items: Iterable[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        keys: Iterable[str] | None = None,
+    ) -> list[Any]:
+        pairs = ((args, kwargs or {}) for args in zip(*items, strict=False))
+        return list(self.app.running().spawn_all(self, pairs, keys))
+
+    async def _spawn_map_aio(self, *items: Iterable[Any], **options: Any) -> list[Any]:
+        import asyncio
+
+        return await asyncio.to_thread(self._spawn_map, *items, **options)
 
     async def _spawn_aio(self, *args: Any, **kwargs: Any) -> Any:
         import asyncio
@@ -471,6 +516,13 @@ def method(**keys: Any) -> Callable[[Callable[..., _T]], Callable[..., _T]]:
     of its parameters and returns a list: the calls of at most `wait` are joined.
     """
     return lambda raw: _mark(raw, _METHOD, keys)
+
+
+def current_call_key() -> str | None:
+    """Return the ID of the call that runs here, which stays the same when it runs again after a
+    lost process; None outside of calls that the server keeps."""
+    head = current_call.get()
+    return None if head is None else head.get("key")
 
 
 def find_known(app: str, name: str, given: Any) -> object:

@@ -12,7 +12,7 @@ import queue
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
@@ -30,6 +30,7 @@ from cavvy.capabilities.functions.link import (
     print_line,
     read_result,
 )
+from cavvy.sdk.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from cavvy.capabilities.functions.jobs import FunctionJob, JobSource
@@ -42,7 +43,9 @@ MakeRequest = Callable[[Deliver], Request]
 
 
 class FunctionCall:
-    """A call that `spawn` has started."""
+    """A call that `spawn` has started. Calls of deployed apps are kept by the server, and can be
+    found again by their `id`.
+    """
 
     def __init__(self, link: BrokerLink, request: Request, answer: "Future[_Answer]") -> None:
         self._link, self._request, self._answer = link, request, answer
@@ -56,6 +59,28 @@ class FunctionCall:
         """
         return BothWays(self._get, self._get_aio)
 
+    @staticmethod
+    def from_id(name: str, *, trust: bool = True) -> "FunctionCall":
+        """Return the call with this `id`, in any program. With `trust=False`, only results that are
+        JSON are read. Raises InvalidArgument.
+        """
+        from cavvy.frame.discover import load
+
+        found: FunctionCall = load("cavvy.capabilities.functions.stored_calls:find_call")(
+            name, trust
+        )
+        return found
+
+    @property
+    def id(self) -> str:
+        """The ID of a call of a deployed app, for `from_id`. Raises InvalidArgument for others,
+        which end with this program."""
+        name = self._request.head["fn"]
+        raise InvalidArgument(
+            f"this call of {name} ends with this program, so it has no ID",
+            "deploy the app and use `Function.lookup`: then the server keeps the calls of `spawn`",
+        )
+
     def cancel(self) -> None:
         """Cancel the call; its process ends if the call is running."""
         self._link.forget(self._request)
@@ -67,7 +92,13 @@ class FunctionCall:
     @staticmethod
     def gather(*calls: "FunctionCall") -> list[Any]:
         """Wait for all of the calls, and return their results."""
+        for kind in {type(each) for each in calls}:
+            kind._wait_for_all([each for each in calls if type(each) is kind])
         return [each.get() for each in calls]
+
+    @staticmethod
+    def _wait_for_all(calls: "Sequence[Any]") -> None:
+        """Wait for calls of this class together, if this is faster than one by one."""
 
     def _get(self, timeout: float | None = None) -> Any:
         try:
@@ -137,6 +168,18 @@ class AppRun:
     ) -> FunctionCall:
         """Start a call."""
         return FunctionCall(*self._start(function, args, kwargs, waits=False))
+
+    def spawn_all(
+        self,
+        function: Function,
+        items: "Iterable[tuple[Sequence[Any], Mapping[str, Any]]]",
+        keys: Iterable[str] | None,
+    ) -> Iterator[FunctionCall]:
+        """Start calls."""
+        if keys is not None:
+            refuse_key(function)
+        for args, kwargs in items:
+            yield self.spawn(function, tuple(args), dict(kwargs))
 
     def stream(
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -212,6 +255,8 @@ class AppRun:
         *,
         waits: bool = True,
     ) -> tuple[BrokerLink, Request, "Future[_Answer]"]:
+        if function.key is not None:
+            refuse_key(function)
         link = self._find_link(function)
         body = link.codec.dump_arguments(function.name, args, kwargs, function.given)
         answer: Future[_Answer] = Future()
@@ -265,6 +310,15 @@ class AppRun:
         key = make_key(self.app, function)
         first = function.name if function.owner is None else function.owner.name
         return key, OwnJob(self.app, key, first)
+
+
+def refuse_key(function: Function) -> None:
+    """Raise InvalidArgument: the server keeps no calls of an app that is not deployed."""
+    raise InvalidArgument(
+        f"a call of {function.name} with a key needs a deployed app, whose calls the server keeps",
+        f'`cavvy deploy`, and then cavvy.Function.lookup("{function.app.name}", '
+        f'"{function.name}").once(key)',
+    )
 
 
 class MappedCalls:

@@ -1,25 +1,37 @@
 """What functions contribute."""
 
-from cavvy.frame.capability import Capability, Export, OwnTables
+from cavvy.frame.capability import Capability, Command, Export, OwnTables
 
 _APP = "cavvy.capabilities.functions.app"
 _ERRORS = "cavvy.capabilities.functions.errors"
 CAPABILITY = Capability(
     name="functions",
     summary="Run Python functions on any node: `cavvy.App`, `@app.function`, `@app.cls`.",
+    commands=(
+        Command(
+            name="apps",
+            place="cavvy.capabilities.functions.apps_command:command",
+            summary="List, show, stop and remove deployed apps, and see their calls and logs.",
+            section="Serve requests",
+            after="services deploy",
+        ),
+    ),
+    callers=("cavvy.capabilities.functions.apps_command:call_function",),
     docs=("concepts/functions.md",),
     routes=("cavvy.capabilities.functions.routes:router",),
     errors="cavvy.capabilities.functions",
     tables=OwnTables(
         "cavvy.capabilities.functions",
-        of_projects=("function_jobs",),
+        of_projects=("function_jobs", "function_calls"),
         snapshots=("function_jobs",),
     ),
+    reconcilers=("cavvy.capabilities.functions.dispatcher:FunctionCalls",),
     exports=(
         Export("App", f"{_APP}:App"),
         Export("Function", f"{_APP}:Function"),
         Export("FunctionCall", "cavvy.capabilities.functions.calls:FunctionCall"),
         Export("Image", "cavvy.capabilities.functions.image:FunctionImage"),
+        Export("current_call_key", f"{_APP}:current_call_key"),
         Export("enter", f"{_APP}:enter"),
         Export("exit", f"{_APP}:exit"),
         Export("method", f"{_APP}:method"),

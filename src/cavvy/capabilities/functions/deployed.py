@@ -2,10 +2,11 @@
 functions by `Function.lookup`. The first call submits the job, which ends when nothing calls it.
 """
 
+import asyncio
 import getpass
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -18,16 +19,18 @@ from msgspec.json import encode
 
 from cavvy.capabilities.functions import payload, wire
 from cavvy.capabilities.functions.app import App, Function, name_place
-from cavvy.capabilities.functions.calls import AppRun
+from cavvy.capabilities.functions.calls import AppRun, FunctionCall
 from cavvy.capabilities.functions.jobs import (
     ENDED,
     JobPlace,
     group_functions,
     make_key,
-    make_meeting_place,
     make_task,
 )
+from cavvy.capabilities.functions.meeting import make_meeting_place
 from cavvy.capabilities.functions.options import FunctionOptions
+from cavvy.capabilities.functions.schema import describe_function
+from cavvy.capabilities.functions.stored_calls import CallKeeper
 from cavvy.client.client import ApiClient
 from cavvy.client.errors import ApiError
 from cavvy.client.paths import read_time
@@ -86,7 +89,20 @@ class DeployedJob:
         if not phase:
             agreed = part.consent or self._consent
             submit_part(connection, self._project, self.name, part, job, consent=agreed)
+            if self._was_replaced(connection, part, job):
+                return None
         return JobPlace(self._project, job, part.meet)
+
+    def _was_replaced(self, connection: ApiClient, part: wire.AppPart, job: str) -> bool:
+        """Stop a job whose app was deployed again or removed before the job was
+        submitted, since the one who did so could not stop it. Return whether this was so.
+        """
+        found = _read_before(connection, self._project, self.name)
+        if found is not None and any(each.job == job for each in found.parts):
+            return False
+        with suppress(ApiError):
+            connection.stop(self._project, job, reason="the app was deployed again")
+        return True
 
     def _look(self, connection: ApiClient, job: str) -> str:
         """Return the job's phase, or "" if it was not submitted."""
@@ -112,16 +128,51 @@ def find_function(
     known = App.looked_up(app)
     function = Function(known, name, None, FunctionOptions())
     function.is_generator = found.generator
-    known.runner = AppRun(
+    codec = payload.PickleCodec() if trust else payload.JsonCodec()
+    known.runner = DeployedRun(
         known,
+        CallKeeper(chosen, app, codec, once=found.once, consent=consent),
         quiet=True,
-        codec=payload.PickleCodec() if trust else payload.JsonCodec(),
+        codec=codec,
         find_source=lambda called: (
             f"{chosen}/{part.part}",
             DeployedJob(app, called.name, chosen, consent=consent),
         ),
     )
     return function
+
+
+class DeployedRun(AppRun):
+    """The jobs of a deployed app. The server keeps the calls of `spawn`, and those with a key."""
+
+    def __init__(self, app: App, keeper: CallKeeper, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._keeper = keeper
+
+    def call(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if function.key is None and not self._keeper.once:
+            return super().call(function, args, kwargs)
+        return self._keeper.spawn(function, args, kwargs).get()
+
+    async def call_async(
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if function.key is None and not self._keeper.once:
+            return await super().call_async(function, args, kwargs)
+        return await asyncio.to_thread(self.call, function, args, kwargs)
+
+    def spawn(
+        self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> FunctionCall:
+        return self._keeper.spawn(function, args, kwargs)
+
+    def spawn_all(
+        self,
+        function: Function,
+        items: Iterable[tuple[Sequence[Any], Mapping[str, Any]]],
+        keys: Iterable[str] | None,
+    ) -> Iterator[FunctionCall]:
+        yield from self._keeper.spawn_all(function, items, keys)
 
 
 def find_part(connection: ApiClient, project: str, app: str, function: str) -> wire.AppPart:
@@ -168,7 +219,7 @@ def deploy_app(app: App, project: str | None, *, consent: bool) -> DeployedRevis
         before = _read_before(connection, chosen, app.name)
         send = partial(_send, connection, connections, chosen, revision)
         parts = [
-            _make_part(app, key, mine, send, consent=consent)
+            _make_part(app, key, mine, send, before, consent=consent)
             for key, mine in group_functions(app).items()
         ]
         schedules = {
@@ -180,9 +231,9 @@ def deploy_app(app: App, project: str | None, *, consent: bool) -> DeployedRevis
         changed = before is None or before.parts[0].revision != made
         if changed:
             ask = wire.AppAsk(revision=made, parts=parts, user=getpass.getuser())
-            wire.put_app(connection, chosen, app.name, ask)
-            old = [each.job for each in before.parts if each.job] if before is not None else []
-            for job in (*old, *_list_schedules(connection, chosen, app.name)):
+            # also the jobs that were started since the app was read
+            old = wire.put_app(connection, chosen, app.name, ask).replaced
+            for job in (*old, *list_schedules(connection, chosen, app.name)):
                 with suppress(ApiError):
                     connection.stop(chosen, job, reason=f"revision {made} was deployed")
             for sent in schedules.values():
@@ -223,22 +274,42 @@ def make_scheduled(app: App, function: Function) -> tuple[Task, dict[str, Path]]
 
 
 def _make_part(
-    app: App, key: str, mine: Sequence[Function], send: SendTask, *, consent: bool
+    app: App,
+    key: str,
+    mine: Sequence[Function],
+    send: SendTask,
+    before: wire.DeployedApp | None,
+    *,
+    consent: bool,
 ) -> wire.AppPartAsk:
     owners = [each.options if each.owner is None else each.owner.options for each in mine]
     kept = any(each.min_replicas for each in owners)
     idle_s = _NEVER_S if kept else max(each.idle for each in owners)
     meet = make_meeting_place(token_hex(8))
-    sent = send(*make_task(app, key, [meet], idle_s), meet)
+    path = meet.rpartition(":")[0]
+    if before is not None and (secret := before.parts[0].meet.rpartition(":")[2]):
+        meet = f"{path}:{secret}"  # as part of the files, another key would be another revision
+    sent = send(*make_task(app, key, [], idle_s, meet=meet), path)
     return wire.AppPartAsk(
         text=sent.text,
         origin=Raw(encode(sent.origin)),
         snapshot=sent.origin.snapshot or "",
         meet=meet,
-        functions=[
-            wire.DeployedFunction(name=each.name, generator=each.is_generator) for each in mine
-        ],
+        functions=[_describe(each) for each in mine],
         consent=consent,
+    )
+
+
+def _describe(function: Function) -> wire.DeployedFunction:
+    arguments, result = describe_function(
+        function.raw or (lambda: None), bound=function.owner is not None
+    )
+    return wire.DeployedFunction(
+        name=function.name,
+        generator=function.is_generator,
+        once=function.options.once,
+        arguments=Raw(encode(arguments)),
+        result=Raw(encode(result)),
     )
 
 
@@ -270,7 +341,7 @@ def _read_before(connection: ApiClient, project: str, app: str) -> wire.Deployed
         return None
 
 
-def _list_schedules(connection: ApiClient, project: str, app: str) -> list[str]:
+def list_schedules(connection: ApiClient, project: str, app: str) -> list[str]:
     """Return the IDs of the app's jobs that repeat."""
     found: list[str] = []
     cursor: str | None = None

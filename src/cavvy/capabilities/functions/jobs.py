@@ -4,15 +4,11 @@ import json
 import os
 import shlex
 import socket
-import stat
-import struct
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
-from hmac import compare_digest
 from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -20,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from cavvy.capabilities.functions import payload
 from cavvy.capabilities.functions.app import MAIN, App, Function, name_place
 from cavvy.capabilities.functions.errors import AppBroken, NotSendable
-from cavvy.capabilities.functions.frames import CallFrames, WrongFrame, pack, prove
+from cavvy.capabilities.functions.meeting import dial_here, make_meeting_place
 from cavvy.sdk.connections import Connections
 from cavvy.sdk.errors import CavvyError, InvalidArgument
 from cavvy.sdk.submission import SubmitOptions, submit_task
@@ -31,7 +27,7 @@ if TYPE_CHECKING:
     from cavvy.capabilities.functions.tunnel import Tunnel
 
 ROOT = ".cavvy/functions"  # where the files lie in the working folder
-_SPEC, _CODE = f"{ROOT}/app.json", f"{ROOT}/code.pkl"
+_SPEC, _CODE, _KEY = f"{ROOT}/app.json", f"{ROOT}/code.pkl", f"{ROOT}/key"
 _PROGRAMS = f"{ROOT}/cavvy/capabilities/functions/on_node"
 _ON_NODES = (
     "__init__", "app", "calls", "capability", "errors", "frames", "image", "link", "options",
@@ -43,8 +39,6 @@ _MOST_ENDED = 4
 _LOOK_S = 0.25  # between two looks at the job
 _DIAL_S = 0.004  # between two tries to connect on this machine
 _HERE_S = 2.0  # after which a running job is not on this machine
-_GREET_S = 2.0  # for each answer of a broker on this machine
-_PEER = struct.Struct("3i")  # process, user and group
 ENDED = ("done", "failed", "stopped")
 
 
@@ -85,7 +79,7 @@ class OwnJob:
         place = self._place
         if place is None or look_at(connections, place) in ENDED:
             meet = make_meeting_place(token_hex(8)) if place is None else place.meet
-            task, files = make_task(self._app, self._key, [meet, self._first], 0.0)
+            task, files = make_task(self._app, self._key, [self._first], 0.0, meet=meet)
             options = SubmitOptions(
                 project=self._app.project, files=files, consent=self._app.consent
             )
@@ -198,10 +192,18 @@ def make_key(app: App, function: Function) -> str:
 
 
 def make_task(
-    app: App, key: str, words: Sequence[str], idle_s: float, program: str = "serve"
+    app: App,
+    key: str,
+    words: Sequence[str],
+    idle_s: float,
+    program: str = "serve",
+    *,
+    meet: str = "",
 ) -> tuple[Task, dict[str, Path]]:
     """Return the task of a job, and the files to send beside the app's folder. `words` are the
-    arguments of the program behind the description of the app. Raises NotSendable, InvalidArgument.
+    arguments of the program behind the description of the app, and behind the path of the meeting
+    place `meet`, whose key is sent as a file, which no list of processes shows. Raises NotSendable,
+    InvalidArgument.
     """
     mine = group_functions(app)[key]
     folder, file = _find_folder(app)
@@ -227,6 +229,9 @@ def make_task(
         },
     }
     files[_SPEC] = _keep(json.dumps(spec, sort_keys=True).encode(), "json")
+    if meet:
+        path, _, secret = meet.rpartition(":")
+        words, files[_KEY] = [path, *words], _keep(secret.encode(), "key")
     run = shlex.join(["exec", "python3", f"{_PROGRAMS}/{program}.py", _SPEC, *words])
     keys: dict[str, Any] = {**json.loads(key), "name": app.name, "tags": {"cavvy-app": app.name}}
     if folder is not None:
@@ -253,81 +258,6 @@ def list_runtime() -> dict[str, Path]:
         own = Path(cloudpickle.__file__).parent
         found |= {f"{ROOT}/cloudpickle/{each.name}": each for each in sorted(own.glob("*.py"))}
     return found
-
-
-def make_meeting_place(name: str) -> str:
-    """Return the path of a socket in a folder that only this user can use, a colon and a new key
-    for it. Raises CavvyError.
-    """
-    folder = os.path.join(tempfile.gettempdir(), f"cavvy-functions-{os.geteuid()}")
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    found = os.lstat(folder)
-    if found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise CavvyError(
-            f"{folder} belongs to another user, or others can use it",
-            "remove it, or set TMPDIR to a folder of your own",
-        )
-    return os.path.join(folder, f"{name}.sock:{token_hex(16)}")
-
-
-def dial_here(meet: str) -> socket.socket:
-    """Return a connection to the broker that meets its callers there, on this machine. Nothing else
-    is sent, and nothing loaded, before both sides have proved that they know the key. Raises
-    OSError.
-    """
-    path, _, key = meet.rpartition(":")
-    folder = os.lstat(os.path.dirname(path))
-    own = stat.S_ISDIR(folder.st_mode) and folder.st_uid == os.geteuid()
-    if not key or not own or folder.st_mode & 0o077:
-        raise ConnectionRefusedError(f"{path} is in no folder of this user alone")
-    made = socket.socket(socket.AF_UNIX)
-    try:
-        made.settimeout(_GREET_S)
-        made.connect(path)
-        _check_peer(made)
-        nonce = token_hex(16)
-        made.sendall(pack({"op": "hello", "id": 0, "nonce": nonce}))
-        answer = _read_frame(made, "challenge")
-        nonces = f"{nonce}:{answer.get('nonce')}"
-        if not compare_digest(str(answer.get("proof")).encode(), _prove(key, "broker", nonces)):
-            raise ConnectionRefusedError(f"who listens at {path} does not know its key")
-        proof = _prove(key, "caller", nonces).decode()
-        made.sendall(pack({"op": "hello", "id": 0, "proof": proof}))
-        _read_frame(made, "welcome")
-        made.settimeout(None)
-    except BaseException:
-        made.close()
-        raise
-    return made
-
-
-def _check_peer(connection: socket.socket) -> None:
-    """Raise OSError if another user listens, where the system tells it."""
-    if hasattr(socket, "SO_PEERCRED"):
-        told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        if _PEER.unpack(told)[1] != os.geteuid():
-            raise ConnectionRefusedError("the socket is another user's")
-
-
-def _prove(key: str, role: str, nonces: str) -> bytes:
-    return prove(key, role, nonces).encode()
-
-
-def _read_frame(connection: socket.socket, op: str) -> dict[str, Any]:
-    """Return the head of the next frame, which must be this one. Raises OSError."""
-    reader = CallFrames()
-    while data := connection.recv(4096):
-        try:
-            found = reader.feed(data)
-        except WrongFrame as error:
-            raise ConnectionRefusedError(str(error)) from None
-        if found:
-            head, _ = found[0]
-            if head.get("op") == op and len(found) == 1:
-                return head
-            break
-    raise ConnectionRefusedError(f"who listens does not say {op}")
 
 
 def _find_folder(app: App) -> tuple[Path | None, str]:
@@ -423,6 +353,7 @@ def _keep(data: bytes, ending: str) -> Path:
     path = folder / f"{sha256(data).hexdigest()[:32]}.{ending}"
     if not path.exists():
         made = path.with_suffix(f".{token_hex(4)}")
+        made.touch(0o600)
         made.write_bytes(data)
         made.replace(path)
     return path

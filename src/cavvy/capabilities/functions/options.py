@@ -31,7 +31,8 @@ class FunctionOptions:
     GPUs allow), `min_replicas` (those that start with the job, and are kept
     while a deployed app is not called), `idle` (after which a deployed app without `min_replicas`
     gives its node back), `schedule` (a cron line, for deployed apps), `batch` and `wait` (see
-    `cavvy.method`), and `priority`.
+    `cavvy.method`), `priority`, and `once` (calls of a deployed app with the same arguments are one
+    call, with one result: see `Function.once`).
     """
 
     image: FunctionImage | None = None
@@ -53,6 +54,7 @@ class FunctionOptions:
     batch: int | None = None
     wait: float = 0.01
     priority: int = 0
+    once: bool = False
 
     def to_keys(self, image: FunctionImage | None) -> dict[str, Any]:
         """Return the keys of the task whose processes run the function."""

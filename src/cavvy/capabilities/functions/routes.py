@@ -1,13 +1,17 @@
-"""Routes for deployed apps. The server stores what submits their jobs; it reads no arguments and
-no results.
+"""Routes for deployed apps, and for calls of their functions. The server stores what submits the
+jobs of apps; it reads arguments and results only if they are JSON.
 """
 
-from collections.abc import Sequence
-from typing import Annotated
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any
 
-from fastapi import Path
+from fastapi import Header, Path, Query
+from msgspec import Raw
 from msgspec.json import decode, encode
 from starlette.requests import Request
+from starlette.responses import Response
 
 from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change
@@ -16,16 +20,40 @@ from cavvy.api.routes import submission
 from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user, principal_of
+from cavvy.api.wire import MIB, read_bytes, reply
 from cavvy.capabilities.functions import wire
-from cavvy.capabilities.functions.rows import FunctionRows, StoredPart
-from cavvy.client.paths import make_key
+from cavvy.capabilities.functions.dispatcher import find_calls, name_call
+from cavvy.capabilities.functions.rows import (
+    CANCELLED,
+    DONE,
+    WAITING,
+    EndedCall,
+    FunctionCallRow,
+    FunctionRows,
+    StoredPart,
+)
+from cavvy.capabilities.functions.schema import find_faults
+from cavvy.client.paths import make_key, make_keys
 from cavvy.client.wire import SubmitRequest
 from cavvy.domain.accounts import Permission
+from cavvy.domain.authorization import Verdict, decide
 from cavvy.store.base import RowNotFound
 
 router = RouteGroup("apps", prefix="/v1/projects/{project}/apps")
 NamePath = Annotated[str, Path(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", max_length=50)]
+CallPath = Annotated[str, Path(max_length=32)]
+FunctionPath = Annotated[str, Path(max_length=200)]
 _MOST = 200  # apps of a project
+_MOST_CALLS = 1000  # of a request
+_MOST_WAITING = 1_000_000  # calls of an app
+_MOST_SENT = 32 * MIB  # of a request with calls, whose arguments are written in base 64
+_MOST_ARGUMENTS = 16 * MIB
+_MOST_KEY = 200
+_ANYTHING = Raw(b"{}")  # the schema of functions that were deployed without one
+_MOST_FAULTS = 5
+_SHOWN = 200  # calls in a list
+_MOST_READ, _READ = 16 * MIB, 20  # bytes of an answer with results; calls that are read together
+_LOOK_S = 2.0  # between two looks at calls for which a request waits, if nothing tells of them
 _MOST_PARTS = 50
 # keys of a task that no job of functions has; some need more rights than to run a job
 _REFUSED = (
@@ -62,7 +90,7 @@ async def read_app(
 )
 async def put_app(
     request: Request, app_state: AppState, project: ProjectPath, name: NamePath, ask: wire.AppAsk
-) -> None:
+) -> wire.AppReplaced:
     """Deploy a revision of an app, which replaces the one before."""
     if not 0 < len(ask.parts) <= _MOST_PARTS:
         raise ApiProblem("invalid-request", f"an app has 1 to {_MOST_PARTS} parts")
@@ -83,7 +111,8 @@ async def put_app(
         after={"revision": ask.revision},
     )
     user, now = name_user(request, ask.user), app_state.now()
-    await rows.put(
+    account = principal_of(request).account or ""
+    replaced = await rows.put(
         project,
         name,
         [
@@ -97,20 +126,25 @@ async def put_app(
                 job="",
                 user=user,
                 updated_at=now,
+                account=account,
             )
             for part, each in enumerate(ask.parts)
         ],
     )
+    find_calls(app_state).look(project, name)
+    return wire.AppReplaced(replaced=replaced)
 
 
 @router.delete("/{name}", rule=in_path(Permission.RUN), errors=("app-not-found",), when=_MISSING)
 async def delete_app(
     request: Request, app_state: AppState, project: ProjectPath, name: NamePath
 ) -> None:
-    """Remove a deployed app. Its jobs go on until they are stopped."""
+    """Remove a deployed app with its calls. Its jobs go on until they are stopped."""
     before = await _find(app_state, project, name)
     note_change(request, before={"revision": before[0].revision}, after=None)
     await _rows(app_state).delete(project, name)
+    await find_calls(app_state).rows.delete(project, name)
+    find_calls(app_state).look(project, name)
 
 
 @router.post(
@@ -129,6 +163,270 @@ async def claim(
     if not job:
         raise ApiProblem("app-changed", f"the app {name} has no revision {ask.revision} any more")
     return wire.NextJob(job=job)
+
+
+@router.get("/{name}/calls", rule=in_path(Permission.VIEW), errors=("app-not-found",))
+async def list_calls(
+    app_state: AppState, project: ProjectPath, name: NamePath
+) -> list[wire.CallSummary]:
+    """List the newest calls of an app that the server keeps."""
+    await _find(app_state, project, name)
+    return [
+        wire.CallSummary(
+            id=each.id,
+            function=each.function,
+            state=each.state,
+            user=each.user,
+            end=_read_end(each.answer),
+            created_at=each.created_at,
+            ended_at=each.ended_at,
+        )
+        for each in await find_calls(app_state).rows.list_brief(project, name, _SHOWN)
+    ]
+
+
+@router.post(
+    "/{name}/calls",
+    rule=in_path(Permission.RUN),
+    errors=("app-not-found", "function-not-found"),
+    limit=_MOST_SENT,
+)
+async def add_calls(
+    request: Request, app_state: AppState, project: ProjectPath, name: NamePath, ask: wire.CallsAsk
+) -> list[wire.CallTaken]:
+    """Call functions of an app, and keep the calls until they have results."""
+    if not 0 < len(ask.calls) <= _MOST_CALLS:
+        raise ApiProblem("invalid-request", f"send 1 to {_MOST_CALLS} calls")
+    parts = await _find(app_state, project, name)
+    known = {each.name: each for each in _list_functions(parts)}
+    for each in ask.calls:
+        _check_call(name, known, each)
+    return await _store(request, app_state, project, name, ask)
+
+
+@router.post("/{name}/calls/read", rule=in_path(Permission.RUN), errors=("app-not-found",))
+async def read_calls(
+    app_state: AppState, project: ProjectPath, name: NamePath, ask: wire.CallsReadAsk
+) -> wire.CallsRead:
+    """Get the results of calls."""
+    if not 0 < len(ask.ids) <= _MOST_CALLS or not 0 <= ask.wait_s <= wire.CALL_WAIT_S:
+        told = f"send 1 to {_MOST_CALLS} IDs, and `wait_s` from 0 to {wire.CALL_WAIT_S:g}"
+        raise ApiProblem("invalid-request", told)
+    return await _wait_for(app_state, project, name, ask.ids, ask.wait_s)
+
+
+@router.delete(
+    "/{name}/calls/{call}", rule=in_path(Permission.RUN), errors=("function-call-not-found",)
+)
+async def cancel_call(
+    app_state: AppState, project: ProjectPath, name: NamePath, call: CallPath
+) -> None:
+    """Cancel a call, unless it has ended."""
+    calls = find_calls(app_state)
+    if not await calls.rows.get(project, name, [call]):
+        raise ApiProblem("function-call-not-found", f"the app {name} has no call {call}")
+    end = wire.CallEnd(kind="CallCancelled", text="the call was cancelled")
+    await calls.store_ended([EndedCall(call, CANCELLED, encode(end).decode())])
+    calls.look(project, name)
+
+
+@router.get(
+    "/{name}/functions/{function}",
+    rule=in_path(Permission.VIEW),
+    errors=("app-not-found", "function-not-found"),
+)
+async def read_function(
+    app_state: AppState, project: ProjectPath, name: NamePath, function: FunctionPath
+) -> wire.FunctionView:
+    """Get the JSON schemas of a function."""
+    found = await _find_function(app_state, project, name, function)
+    return wire.FunctionView(
+        app=name,
+        function=function,
+        generator=found.generator,
+        arguments=found.arguments or _ANYTHING,
+        result=found.result or _ANYTHING,
+    )
+
+
+@router.post(
+    "/{name}/functions/{function}",
+    rule=in_path(Permission.RUN),
+    answer=wire.FunctionAnswer,
+    sends=True,
+    errors=("app-not-found", "function-not-found", "invalid-arguments", "call-failed"),
+)
+async def call_function(
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: NamePath,
+    function: FunctionPath,
+    key: Annotated[str, Header(alias="Idempotency-Key", max_length=200)] = "",
+    wait_s: Annotated[float, Query(ge=0, le=wire.CALL_WAIT_S)] = wire.CALL_WAIT_S,
+    consent: bool = False,
+) -> Response:
+    """Call a function with arguments of JSON.
+
+    The body is an object with the arguments by name. Without a result in time, the status is 202,
+    and the answer has the ID of the call. A repeated request with the same `Idempotency-Key` is the
+    same call. An exception of the function is `call-failed`.
+    """
+    found = await _find_function(app_state, project, name, function)
+    body = await read_bytes(request, _MOST_ARGUMENTS)
+    arguments = _read_arguments(found, body)
+    text = encode({"args": [], "kwargs": arguments})
+    key = key or make_key()
+    call = wire.CallAsk(function=function, body=text, json=True, key=key)
+    _check_call(name, {function: found}, call)
+    (taken,) = await _store(
+        request, app_state, project, name, wire.CallsAsk(calls=[call], consent=consent)
+    )
+    done = await _wait_for(app_state, project, name, [taken.id], wait_s)
+    if not done.ended:
+        return reply(wire.FunctionAnswer(call=taken.id, state=WAITING, result=Raw(b"null")), 202)
+    ended = done.ended[0]
+    if ended.state != DONE or not ended.json:
+        told = ended.end.text or ended.state
+        if not ended.json:
+            told = "a call with this key was made from Python: its result is a pickle"
+        raise ApiProblem(
+            "call-failed", f"{ended.end.type or ended.end.kind or 'CallFailed'}: {told}"
+        )
+    return reply(
+        wire.FunctionAnswer(
+            call=taken.id, state=ended.state, result=Raw(ended.result), end=ended.end
+        )
+    )
+
+
+def _read_arguments(function: wire.DeployedFunction, body: bytes) -> dict[str, Any]:
+    """Return the arguments by name. Raises ApiProblem."""
+    try:
+        given = decode(body or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise ApiProblem("invalid-arguments", f"the body is no JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ApiProblem("invalid-arguments", "the body must be an object with the arguments")
+    faults = list(islice(find_faults(given, decode(function.arguments or _ANYTHING)), _MOST_FAULTS))
+    if faults:
+        raise ApiProblem("invalid-arguments", f"{function.name}: {'; '.join(faults)}")
+    return given
+
+
+def _check_call(app: str, known: Mapping[str, wire.DeployedFunction], call: wire.CallAsk) -> None:
+    """Raise ApiProblem if a call cannot be kept."""
+    if call.function not in known:
+        raise _miss_function(app, call.function, known)
+    if known[call.function].generator:
+        raise ApiProblem(
+            "invalid-request",
+            f"{call.function} is a generator, whose values the server does not keep",
+            "iterate over `remote(...)` in a Python program, or return a list",
+        )
+    if len(call.key) > _MOST_KEY or "\0" in call.key:
+        raise ApiProblem(
+            "invalid-request", f"a key has at most {_MOST_KEY} characters, without NUL"
+        )
+
+
+def _miss_function(app: str, function: str, known: Iterable[str]) -> ApiProblem:
+    told = f"the app {app} has no function {function}"
+    return ApiProblem("function-not-found", told, f"it has {', '.join(known)}")
+
+
+async def _find_function(
+    app_state: AppState, project: str, name: str, function: str
+) -> wire.DeployedFunction:
+    """Raises ApiProblem."""
+    listed = _list_functions(await _find(app_state, project, name))
+    for each in listed:
+        if each.name == function:
+            return each
+    raise _miss_function(name, function, [each.name for each in listed])
+
+
+def _list_functions(parts: Sequence[StoredPart]) -> list[wire.DeployedFunction]:
+    documents = [decode(each.document, type=wire.AppPartAsk) for each in parts]
+    return [each for document in documents for each in document.functions]
+
+
+async def _store(
+    request: Request, app_state: AppState, project: str, name: str, ask: wire.CallsAsk
+) -> list[wire.CallTaken]:
+    """Store calls, and let them run. Raises ApiProblem if too many calls of the app wait."""
+    calls = find_calls(app_state)
+    if await calls.rows.count(project, name) + len(ask.calls) > _MOST_WAITING:
+        raise ApiProblem(
+            "invalid-request",
+            f"{_MOST_WAITING:,} calls of {name} wait already",
+            "try again when some have ended, or cancel some",
+        )
+    await app_state.store.archive.check(project)
+    user, now = name_user(request, ask.user), app_state.now()
+    made = make_keys(len(ask.calls))
+    stored = [
+        FunctionCallRow(
+            id=call_id,
+            project=project,
+            app=name,
+            function=each.function,
+            once_key=each.key or call_id,
+            state=WAITING,
+            head=encode({"enc": "json", "reply": "json"} if each.json else {}).decode(),
+            body=each.body,
+            answer="",
+            result=b"",
+            account=principal_of(request).account,
+            user=user,
+            consent=int(ask.consent),
+            created_at=now,
+            ended_at=None,
+        )
+        for call_id, each in zip(made, ask.calls, strict=True)
+    ]
+    taken = [wire.CallTaken(id=each, created=new) for each, new in await calls.rows.add(stored)]
+    calls.look(project, name)
+    return taken
+
+
+async def _wait_for(
+    app_state: AppState, project: str, name: str, ids: Sequence[str], wait_s: float
+) -> wire.CallsRead:
+    """Return those of the calls that have ended, or the first one that ends in this time."""
+    calls = find_calls(app_state)
+    until = time.monotonic() + wait_s
+    while True:
+        left_s = max(until - time.monotonic(), 0)
+        with app_state.watch.listen([name_call(each) for each in ids], left_s) as listener:
+            known = dict(await calls.rows.list_states(project, name, ids))
+            missing = [each for each in ids if each not in known]
+            over = [each for each in ids if known.get(each, WAITING) != WAITING]
+            if over or missing or left_s <= 0 or app_state.watch.closed:
+                break
+            await listener.wait(_LOOK_S)
+    ended: list[wire.CallResult] = []
+    size = 0
+    for begin in range(0, len(over), _READ):
+        for each in await calls.rows.get(project, name, over[begin : begin + _READ]):
+            size += len(each.result) + len(each.answer)
+            ended.append(
+                wire.CallResult(
+                    id=each.id,
+                    function=each.function,
+                    state=each.state,
+                    json="json" in each.head,
+                    end=_read_end(each.answer),
+                    result=each.result,
+                )
+            )
+        if size > _MOST_READ:
+            break
+    return wire.CallsRead(ended=ended, missing=missing)
+
+
+def _read_end(answer: str) -> wire.CallEnd:
+    return decode(answer, type=wire.CallEnd) if answer else wire.CallEnd()
 
 
 async def _check_part(app_state: AppState, project: str, name: str, part: wire.AppPartAsk) -> None:
@@ -161,12 +459,17 @@ async def _find(app_state: AppState, project: str, name: str) -> Sequence[Stored
 
 
 def _view(request: Request, name: str, parts: Sequence[StoredPart]) -> wire.DeployedApp:
-    account = principal_of(request).account
-    return wire.DeployedApp(name=name, parts=[_view_part(each, account) for each in parts])
+    principal = principal_of(request)
+    project = str(request.path_params["project"])
+    runs = decide(principal, Permission.RUN, project) is Verdict.ALLOWED
+    shown = [_view_part(each, principal.account or "", runs=runs) for each in parts]
+    return wire.DeployedApp(name=name, parts=shown)
 
 
-def _view_part(row: StoredPart, account: str | None) -> wire.AppPart:
-    """Return the part as this account sees it, which has not consented to what others have."""
+def _view_part(row: StoredPart, account: str, *, runs: bool) -> wire.AppPart:
+    """Return the part as this account sees it, which has not consented to what others have. Who may
+    not run jobs learns no key of the meeting place.
+    """
     ask = decode(row.document, type=wire.AppPartAsk)
     return wire.AppPart(
         part=row.part,
@@ -174,9 +477,9 @@ def _view_part(row: StoredPart, account: str | None) -> wire.AppPart:
         text=ask.text,
         origin=ask.origin,
         snapshot=row.snapshot,
-        meet=ask.meet,
+        meet=ask.meet if runs else "",
         functions=ask.functions,
-        consent=ask.consent and account in (None, "", row.user),
+        consent=ask.consent and account == row.account,
         job=row.job,
         user=row.user,
         updated_at=row.updated_at,

@@ -2,16 +2,21 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
+from typing import Any, NamedTuple
 
 from cavvy.capabilities.functions.wire import NextJobAsk
 from cavvy.domain.values import Struct
 from cavvy.store.base import RowNotFound
+from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import RowCodec
 
 
 class StoredPart(Struct, frozen=True, kw_only=True):
-    """The job of some functions of an app; `document` is a `wire.AppPartAsk` as JSON."""
+    """The job of some functions of an app; `document` is a `wire.AppPartAsk` as JSON. `account` is
+    that of who deployed it, "" for the owner of the server, and None in rows of older servers.
+    """
 
     project: str
     app: str
@@ -22,6 +27,7 @@ class StoredPart(Struct, frozen=True, kw_only=True):
     job: str
     user: str
     updated_at: datetime
+    account: str | None = None
 
 
 _PARTS = RowCodec(
@@ -52,15 +58,18 @@ class FunctionRows:
         rows = await self._read(lambda session: session.run(sql, (project,)).fetchall())
         return {str(row[0]): str(row[1]) for row in rows}
 
-    async def put(self, project: str, app: str, parts: Sequence[StoredPart]) -> None:
-        """Replace the rows of an app."""
+    async def put(self, project: str, app: str, parts: Sequence[StoredPart]) -> list[str]:
+        """Replace the rows of an app, and return the jobs of those before."""
 
-        def put(session: DatabaseSession) -> None:
+        def put(session: DatabaseSession) -> list[str]:
+            jobs = session.run(f"SELECT job FROM function_jobs WHERE {_OF_APP}", (project, app))
+            replaced = [str(job) for (job,) in jobs.fetchall() if job]
             session.run(f"DELETE FROM function_jobs WHERE {_OF_APP}", (project, app))
             for each in parts:
                 session.run(_PARTS.insert, _PARTS.values(each))
+            return replaced
 
-        await self._write(put)
+        return await self._write(put)
 
     async def delete(self, project: str, app: str) -> None:
         """Delete an app. Raises RowNotFound."""
@@ -81,3 +90,174 @@ class FunctionRows:
             return str(row[0]) if row[1] == ask.revision else ""
 
         return await self._write(claim)
+
+
+class FunctionCallRow(Struct, frozen=True, kw_only=True):
+    """A call that the control plane keeps. `head` says how its arguments (`body`) and its result
+    are written, and `answer` is a `wire.CallEnd` as JSON, or "". `account` is None for the owner of
+    the server.
+    """
+
+    id: str
+    project: str
+    app: str
+    function: str
+    once_key: str | None
+    state: str
+    head: str
+    body: bytes
+    answer: str
+    result: bytes
+    account: str | None
+    user: str
+    consent: int
+    created_at: datetime
+    ended_at: datetime | None
+
+
+WAITING, DONE, FAILED, CANCELLED = "waiting", "done", "failed", "cancelled"
+_CALLS = RowCodec(FunctionCallRow, "function_calls", columns={"user": "user_name"}, key=("id",))
+_PUT_CALL = f"{_CALLS.insert} ON CONFLICT DO NOTHING"
+_BY_KEY = f"SELECT id FROM function_calls WHERE {_OF_APP} AND function = ? AND once_key = ?"
+_WAITING = f"FROM function_calls WHERE {_OF_APP} AND state = 'waiting'"
+_END_CALL = (
+    "UPDATE function_calls SET state = ?, answer = ?, result = ?, body = ?, ended_at = ? "
+    "WHERE id = ? AND state = 'waiting'"
+)
+_BRIEF = "SELECT id, function, state, answer, user_name, created_at, ended_at FROM function_calls"
+_AT_ONCE = 500  # values of a statement
+
+
+class CallBrief(NamedTuple):
+    """A call without its arguments and its result."""
+
+    id: str
+    function: str
+    state: str
+    answer: str
+    user: str
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class EndedCall(NamedTuple):
+    """How a call has ended: its state, a `wire.CallEnd` as JSON, and the result."""
+
+    id: str
+    state: str
+    answer: str
+    result: bytes = b""
+
+
+class CallRows:
+    """Reads and writes calls."""
+
+    def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
+        self._read, self._write = read, write
+
+    async def add(self, calls: Sequence[FunctionCallRow]) -> list[tuple[str, bool]]:
+        """Store calls, and return the ID of each, and whether it is new: a call with the key of
+        another one is that one.
+        """
+
+        def add(session: DatabaseSession) -> list[tuple[str, bool]]:
+            found = []
+            for each in calls:
+                made = session.run(_PUT_CALL, _CALLS.values(each)).rowcount > 0
+                call_id = each.id
+                if not made:
+                    key = (each.project, each.app, each.function, each.once_key)
+                    call_id = str(session.run(_BY_KEY, key).fetchone()[0])  # type: ignore[index]
+                found.append((call_id, made))
+            return found
+
+        return await self._write(add)
+
+    async def list_apps(self) -> Sequence[tuple[str, str]]:
+        """Return the project and the name of each app with calls that wait."""
+        sql = "SELECT DISTINCT project, app FROM function_calls WHERE state = 'waiting'"
+        rows = await self._read(lambda session: session.run(sql).fetchall())
+        return [(str(row[0]), str(row[1])) for row in rows]
+
+    async def list_waiting(self, project: str, app: str, most: int) -> Sequence[tuple[str, str]]:
+        """Return the ID and the function of the calls of an app that wait, the oldest first."""
+        sql = f"SELECT id, function {_WAITING} ORDER BY id LIMIT ?"
+        rows = await self._read(lambda session: session.run(sql, (project, app, most)).fetchall())
+        return [(str(row[0]), str(row[1])) for row in rows]
+
+    async def count(self, project: str, app: str) -> int:
+        """Return how many calls of an app wait."""
+        sql = f"SELECT COUNT(*) {_WAITING}"
+        rows = await self._read(lambda session: session.run(sql, (project, app)).fetchall())
+        return int(rows[0][0])
+
+    async def get(self, project: str, app: str, ids: Sequence[str]) -> list[FunctionCallRow]:
+        """Return the calls of an app with these IDs, as far as they exist."""
+        found: list[FunctionCallRow] = []
+        for begin in range(0, len(ids), _AT_ONCE):
+            some = ids[begin : begin + _AT_ONCE]
+            sql = f"{_CALLS.select} WHERE {_OF_APP} AND id IN ({', '.join('?' * len(some))})"
+            values = (project, app, *some)
+            rows = await self._read(partial(_fetch, sql, values))
+            found += [_CALLS.make(row) for row in rows]
+        return found
+
+    async def list_states(
+        self, project: str, app: str, ids: Sequence[str]
+    ) -> Sequence[tuple[str, str]]:
+        """Return the ID and the state of the calls of an app, as far as they exist."""
+        found: list[tuple[str, str]] = []
+        for begin in range(0, len(ids), _AT_ONCE):
+            some = ids[begin : begin + _AT_ONCE]
+            sql = f"SELECT id, state FROM function_calls WHERE {_OF_APP} "
+            sql += f"AND id IN ({', '.join('?' * len(some))})"
+            rows = await self._read(partial(_fetch, sql, (project, app, *some)))
+            found += [(str(row[0]), str(row[1])) for row in rows]
+        return found
+
+    async def list_brief(self, project: str, app: str, most: int) -> Sequence[CallBrief]:
+        """Return the newest calls of an app."""
+        sql = f"{_BRIEF} WHERE {_OF_APP} ORDER BY id DESC LIMIT ?"
+        rows = await self._read(partial(_fetch, sql, (project, app, most)))
+        return [
+            CallBrief(
+                id=str(row[0]),
+                function=str(row[1]),
+                state=str(row[2]),
+                answer=str(row[3]),
+                user=str(row[4]),
+                created_at=to_time(row[5]),
+                ended_at=None if row[6] is None else to_time(row[6]),
+            )
+            for row in rows
+        ]
+
+    async def end(self, ended: Sequence[EndedCall], now: datetime) -> None:
+        """Store how calls have ended. The first result of a call counts."""
+        at = to_micros(now)
+
+        def end(session: DatabaseSession) -> None:
+            for each in ended:
+                values = (each.state, each.answer, each.result, b"", at, each.id)
+                session.run(_END_CALL, values)
+
+        await self._write(end)
+
+    async def expire(self, before: datetime) -> None:
+        """Delete the calls that ended before this time."""
+        sql = "DELETE FROM function_calls WHERE state = ? AND ended_at < ?"
+
+        def expire(session: DatabaseSession) -> None:
+            for state in (DONE, FAILED, CANCELLED):
+                session.run(sql, (state, to_micros(before)))
+
+        await self._write(expire)
+
+    async def delete(self, project: str, app: str) -> None:
+        """Delete all calls of an app."""
+        sql = f"DELETE FROM function_calls WHERE {_OF_APP}"
+        await self._write(lambda session: session.run(sql, (project, app)))
+
+
+def _fetch(sql: str, values: Sequence[object], session: DatabaseSession) -> Sequence[Any]:
+    return session.run(sql, values).fetchall()

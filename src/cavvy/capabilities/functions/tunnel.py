@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -60,22 +61,30 @@ class Tunnel:
         try:
             with self._connections.use() as client:
                 carrier = open_by_api(client, self._project, self._job, 0, "functions")
-                async with NodeTunnel(carrier) as tunnel:
-                    address = await self._read_address(tunnel)
-                    channel = await tunnel.connect("127.0.0.1", int(address["port"]))
-                    ours, theirs = socket.socketpair()
-                    ours.sendall(pack({"op": "hello", "id": 0, "key": address["key"]}))
-                    reader, writer = await asyncio.open_connection(sock=theirs)
-                    opened.set_result(ours)
-                    await join(channel, reader, writer)
+                await reach_broker(NodeTunnel(carrier), opened.set_result)
         except Exception as error:  # noqa: BLE001 - reported where `open` waits
             if opened.done():
                 return
             opened.set_exception(error)
 
-    async def _read_address(self, tunnel: NodeTunnel) -> Any:
-        channel = await tunnel.run(argv=["sh", "-c", _WAIT])
-        data = b""
-        while (piece := await channel.read()) is not None:
-            data += piece[1]
-        return json.loads(data)
+
+async def reach_broker(tunnel: NodeTunnel, opened: Callable[[socket.socket], object]) -> None:
+    """Open a tunnel, give `opened` a connection to the broker of the node, and carry what is sent
+    until one side ends. Raises TunnelLost, RemoteError.
+    """
+    async with tunnel:
+        address = await _read_address(tunnel)
+        channel = await tunnel.connect("127.0.0.1", int(address["port"]))
+        ours, theirs = socket.socketpair()
+        ours.sendall(pack({"op": "hello", "id": 0, "key": address["key"]}))
+        reader, writer = await asyncio.open_connection(sock=theirs)
+        opened(ours)
+        await join(channel, reader, writer)
+
+
+async def _read_address(tunnel: NodeTunnel) -> Any:
+    channel = await tunnel.run(argv=["sh", "-c", _WAIT])
+    data = b""
+    while (piece := await channel.read()) is not None:
+        data += piece[1]
+    return json.loads(data)

@@ -4,12 +4,16 @@ routes.
 
 from datetime import datetime
 
-from msgspec import Raw
+from msgspec import UNSET, Raw, UnsetType
 from msgspec.json import encode
 
+from cavvy.client.answers import read_answer
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import project_path, segment
 from cavvy.client.wire import Answer, Ask
+
+# for which a request waits for the result of a function, in seconds
+CALL_WAIT_S = 60.0
 
 
 class DeployedFunction(Ask, frozen=True, kw_only=True):
@@ -17,6 +21,11 @@ class DeployedFunction(Ask, frozen=True, kw_only=True):
 
     name: str
     generator: bool = False
+    # whether calls with the same arguments are one call
+    once: bool = False
+    # the JSON schemas of the arguments, as an object by name, and of the result
+    arguments: Raw | UnsetType = UNSET
+    result: Raw | UnsetType = UNSET
 
 
 class AppPartAsk(Ask, frozen=True, kw_only=True):
@@ -64,6 +73,12 @@ class DeployedApp(Answer, frozen=True, kw_only=True):
     parts: list[AppPart]
 
 
+class AppReplaced(Answer, frozen=True, kw_only=True):
+    """The jobs of the revision that a new one has replaced."""
+
+    replaced: list[str]
+
+
 class NextJobAsk(Ask, frozen=True, kw_only=True):
     """Asks for the ID of a job to submit, since the job `ended` runs no more. `revision` is that of
     what will be submitted.
@@ -80,6 +95,108 @@ class NextJob(Answer, frozen=True, kw_only=True):
     job: str
 
 
+class CallAsk(Ask, frozen=True, kw_only=True):
+    """A call that the server keeps until it has a result. `body` has the arguments: a pickle, or,
+    with `json`, an object with the list `args` and the object `kwargs`; the result is written
+    likewise. Another call of the function with the `key` of this one is this one.
+    """
+
+    function: str
+    body: bytes
+    json: bool = False
+    key: str = ""
+
+
+class CallsAsk(Ask, frozen=True, kw_only=True):
+    """Calls to keep. `consent` agrees to the costs of a job that these calls start."""
+
+    calls: list[CallAsk]
+    consent: bool = False
+    user: str = ""
+
+
+class CallTaken(Answer, frozen=True, kw_only=True):
+    """The ID of a call. `created` is False if a call with its key existed."""
+
+    id: str
+    created: bool
+
+
+class CallEnd(Answer, frozen=True, kw_only=True):
+    """How a call ended. Of one that failed: the `kind` of failure, a name of `cavvy` such as
+    CallTimeout, or `error` for an exception of the function, with its type, text and traceback.
+    `ran_s` is how long it ran.
+    """
+
+    kind: str = ""
+    type: str = ""
+    text: str = ""
+    trace: str = ""
+    ran_s: float | None = None
+
+
+class CallSummary(Answer, frozen=True, kw_only=True):
+    """A call: `state` is waiting, done, failed or cancelled."""
+
+    id: str
+    function: str
+    state: str
+    user: str
+    end: CallEnd
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class CallResult(Answer, frozen=True, kw_only=True):
+    """A call that has ended. `result` is a pickle or, with `json`, JSON: the result, or the
+    exception as a pickle."""
+
+    id: str
+    function: str
+    state: str
+    json: bool
+    end: CallEnd
+    result: bytes
+
+
+class CallsReadAsk(Ask, frozen=True, kw_only=True):
+    """Asks for the results of these calls: of those that have ended, or of the first one that ends
+    within `wait_s` seconds.
+    """
+
+    ids: list[str]
+    wait_s: float = 0.0
+
+
+class CallsRead(Answer, frozen=True, kw_only=True):
+    """Calls that have ended, not all of them if the results are long, and the IDs of those that do
+    not exist."""
+
+    ended: list[CallResult]
+    missing: list[str]
+
+
+class FunctionView(Answer, frozen=True, kw_only=True):
+    """A function, and the JSON schemas of its arguments (an object) and its result."""
+
+    app: str
+    function: str
+    generator: bool
+    arguments: Raw
+    result: Raw
+
+
+class FunctionAnswer(Answer, frozen=True, kw_only=True):
+    """What a function has answered: its result as JSON. While `state` is waiting, there is none:
+    ask for the call.
+    """
+
+    call: str
+    state: str
+    result: Raw
+    end: CallEnd = CallEnd()
+
+
 def list_apps(client: ApiClient, project: str) -> list[DeployedApp]:
     return client.ask(f"{project_path(project)}/apps", list[DeployedApp])
 
@@ -89,8 +206,8 @@ def read_app(client: ApiClient, project: str, name: str) -> DeployedApp:
     return client.ask(_path(project, name), DeployedApp)
 
 
-def put_app(client: ApiClient, project: str, name: str, ask: AppAsk) -> None:
-    client.call("PUT", _path(project, name), encode(ask))
+def put_app(client: ApiClient, project: str, name: str, ask: AppAsk) -> AppReplaced:
+    return read_answer(client.call("PUT", _path(project, name), encode(ask)), AppReplaced)
 
 
 def delete_app(client: ApiClient, project: str, name: str) -> None:
@@ -101,6 +218,41 @@ def delete_app(client: ApiClient, project: str, name: str) -> None:
 def claim_job(client: ApiClient, project: str, name: str, ask: NextJobAsk) -> str:
     """Return the ID of the next job. Raises ApiError `app-not-found`, `app-changed`."""
     return client.ask(f"{_path(project, name)}/claim", NextJob, ask).job
+
+
+def add_calls(client: ApiClient, project: str, app: str, ask: CallsAsk) -> list[CallTaken]:
+    """Raises ApiError `app-not-found`, `invalid-request`."""
+    return client.ask(f"{_path(project, app)}/calls", list[CallTaken], ask)
+
+
+def read_calls(client: ApiClient, project: str, app: str, ask: CallsReadAsk) -> CallsRead:
+    path = f"{_path(project, app)}/calls/read"
+    return client.ask(path, CallsRead, ask, wait_s=ask.wait_s)
+
+
+def list_calls(client: ApiClient, project: str, app: str) -> list[CallSummary]:
+    return client.ask(f"{_path(project, app)}/calls", list[CallSummary])
+
+
+def cancel_call(client: ApiClient, project: str, app: str, call: str) -> None:
+    """Raises ApiError `function-call-not-found`."""
+    client.call("DELETE", f"{_path(project, app)}/calls/{segment('call', call)}", retry=False)
+
+
+def call_function(
+    client: ApiClient, project: str, app: str, function: str, arguments: bytes, key: str = ""
+) -> FunctionAnswer:
+    """Raises ApiError `app-not-found`, `function-not-found`, `invalid-arguments`."""
+    headers = {"Idempotency-Key": key} if key else {}
+    path = f"{_path(project, app)}/functions/{segment('function', function)}"
+    answer = client.call("POST", path, arguments, headers, wait_s=CALL_WAIT_S, retry=bool(key))
+    return read_answer(answer, FunctionAnswer)
+
+
+def read_function(client: ApiClient, project: str, app: str, function: str) -> FunctionView:
+    """Raises ApiError `app-not-found`, `function-not-found`."""
+    path = f"{_path(project, app)}/functions/{segment('function', function)}"
+    return client.ask(path, FunctionView)
 
 
 def _path(project: str, name: str) -> str:

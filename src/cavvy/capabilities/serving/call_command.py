@@ -86,7 +86,16 @@ def _read_headers(
     "call_id",
     default="",
     metavar="ID",
-    help="With --queue: your own ID for the call. If a call with this ID exists, no call is added.",
+    help="With --queue or --json: your own ID for the call. If a call with this ID exists, no call "
+    "is added.",
+)
+@click.option(
+    "--json",
+    "arguments",
+    default=None,
+    metavar="JSON",
+    help="Call a function of a deployed app instead, `cavvy call APP FUNCTION --json '{...}'`: its "
+    "arguments by name; - reads them from standard input.",
 )
 @service_key_option
 @answer_timeout_option
@@ -94,6 +103,7 @@ def command(
     name: str,
     path: str,
     project: str,
+    arguments: str | None,
     data: str | None,
     method: str | None,
     headers: dict[str, str],
@@ -110,12 +120,15 @@ def command(
     """
     from urllib.parse import quote
 
+    if arguments is not None:
+        _call_function(project, name, path, arguments, call_id)
+        return
     body = sys.stdin.buffer.read() if data == "-" else None if data is None else data.encode()
     if queue:
         _add(project, name, path, method or "POST", headers, body or b"", call_id)
         return
     if call_id:
-        raise click.UsageError("--id needs --queue")
+        raise click.UsageError("--id needs --queue or --json")
     found = find_serving(project, name)
     asked = ask_service(
         found.url,
@@ -133,6 +146,18 @@ def command(
     if status >= 400:
         click.echo(f"cavvy: the answer has the status {status}", err=True)
         sys.exit(1)
+
+
+def _call_function(project: str, name: str, function: str, arguments: str, key: str) -> None:
+    """Let a capability call what it knows by this name. Raises CommandFailure."""
+    from cavvy.frame.discover import load_all
+
+    if function == "/":
+        raise click.UsageError("--json needs the name of a function: cavvy call APP FUNCTION")
+    for _, call in load_all(lambda each: each.callers):
+        call(project, name, function, arguments, key)
+        return
+    raise CommandFailure("this installation has no functions to call with --json")
 
 
 def _add(

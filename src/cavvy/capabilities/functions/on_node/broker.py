@@ -40,15 +40,19 @@ _GREET_S = 10.0  # in which a connection must show that it is a caller's
 
 
 class BrokerCall:
-    """A call that has no result yet."""
+    """A call that has no result yet. A call with a `key` is one of the control plane: it goes on
+    without its caller, and its result is kept until it is confirmed.
+    """
 
     __slots__ = (
+        "answer",
         "began",
         "body",
         "caller",
         "caller_id",
         "function",
         "head",
+        "key",
         "losses",
         "number",
         "over",
@@ -61,6 +65,8 @@ class BrokerCall:
     def __init__(self, caller: "Peer", function: "Served", head: Head, body: bytes) -> None:
         self.caller, self.caller_id, self.function = caller, head["id"], function
         self.head, self.body = head, body
+        self.key = str(head.get("key") or "")
+        self.answer: tuple[Head, bytes] | None = None
         # of the call between broker and workers: no other call ever has it, since what a worker
         # hears or says of a call may arrive after the call's end
         self.number = function.broker.make_number()
@@ -133,6 +139,7 @@ class Caller(Peer):
         self._trusted = False
         self._files: dict[int, str] = {}  # arguments that arrive in pieces
         self._results: dict[int, str] = {}  # results that wait in files
+        self._keyed: dict[int, BrokerCall] = {}  # calls with a key that are not confirmed
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -143,7 +150,10 @@ class Caller(Peer):
         self.broker.callers.discard(self)
         self.room.set()
         for call in list(self.calls.values()):
-            self.broker.drop(call)
+            if not call.key:
+                self.broker.drop(call)
+        for number in self._keyed:  # their results are kept
+            self._results.pop(number, None)
         for path in (*self._files.values(), *self._results.values()):
             remove(path)
 
@@ -189,7 +199,10 @@ class Caller(Peer):
             if (call := self.calls.get(number)) is not None and call.worker is not None:
                 call.worker.send({"op": "more", "id": call.number})
         elif op == "fetch":
-            self.broker.start_task(self._send_file(number, self._results.pop(number)))
+            path = self._results.pop(number)
+            self.broker.start_task(self._send_file(number, path, keep=number in self._keyed))
+        elif op == "confirm":
+            self.broker.forget(self._keyed.pop(number))
         elif op == "drop":
             remove(self._results.pop(number, ""))
         else:
@@ -205,6 +218,10 @@ class Caller(Peer):
     def answer(self, call: BrokerCall, head: Head, body: bytes) -> None:
         """Send the end of a call."""
         self.calls.pop(call.caller_id, None)
+        if call.key:
+            call.answer = head, body
+            if self.transport is None or self.transport.is_closing():
+                return
         if "file" in head:
             self._results[call.caller_id] = head["file"]
             head = {**head, "file": True}
@@ -227,10 +244,22 @@ class Caller(Peer):
         head.pop("file", None)  # only the broker says where arguments lie
         if number in self._files:
             head["file"] = self._files.pop(number)
-        self.calls[number] = call = BrokerCall(self, served, head, body)
-        served.add(call)
+        call = BrokerCall(self, served, head, body)
+        twin = self.broker.keyed.get(call.key) if call.key else None
+        if twin is None:
+            self.calls[number] = call
+            if call.key:
+                self.broker.keyed[call.key] = self._keyed[number] = call
+            served.add(call)
+            return
+        # the control plane has lost its connection, and sends the call again
+        remove(head.get("file", ""))
+        twin.caller, twin.caller_id = self, number
+        self.calls[number] = self._keyed[number] = twin
+        if twin.answer is not None:
+            self.answer(twin, *twin.answer)
 
-    async def _send_file(self, number: int, path: str) -> None:
+    async def _send_file(self, number: int, path: str, *, keep: bool) -> None:
         try:
             size, begin = os.path.getsize(path), 0
             while self.transport is not None and not self.transport.is_closing():
@@ -242,7 +271,8 @@ class Caller(Peer):
                 self._flush()
                 await self.room.wait()
         finally:
-            remove(path)
+            if not keep:
+                remove(path)
 
 
 class Worker(Peer):
@@ -361,7 +391,10 @@ class Served:
         if call.timer is not None:
             call.timer.cancel()
         if not call.over:
-            self._mean_s += 0.1 * (time.monotonic() - call.began - self._mean_s)
+            ran_s = time.monotonic() - call.began
+            self._mean_s += 0.1 * (ran_s - self._mean_s)
+            if call.key:
+                head["ran_s"] = round(ran_s, 4)
         if call.over:  # its result is not needed: it was cancelled, or took too long
             remove(head.get("file", ""))
         elif self._tries_again(call, head):
@@ -487,12 +520,13 @@ class Broker:
 
     def __init__(self, spec_file: str, meet: str, begun: StartedProcess | None) -> None:
         self.spec_file, self._begun = spec_file, begun
-        self._meet, _, self.meet_key = meet.rpartition(":")
+        self._meet, self.meet_key = meet, read_key(spec_file)
         with open(spec_file, encoding="utf-8") as file:
             self.spec: dict[str, Any] = json.load(file)
         self.key = secrets.token_hex(16)
         self.loop = asyncio.get_running_loop()
         self.callers: set[Caller] = set()
+        self.keyed: dict[str, BrokerCall] = {}
         self.used_at = time.monotonic()
         self.spool = os.path.join(os.getcwd(), ".cavvy", "spool")
         os.makedirs(self.spool, mode=0o700, exist_ok=True)
@@ -513,7 +547,7 @@ class Broker:
         """Serve calls until the job is stopped, or no program has called for long."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self._over.set)
-        if self._meet:
+        if self._meet and self.meet_key:
             await self._listen_here()
         server = await self.loop.create_server(lambda: Caller(self, here=False), "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
@@ -558,10 +592,17 @@ class Broker:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def forget(self, call: BrokerCall) -> None:
+        """Forget a call with a key, whose result was confirmed."""
+        self.keyed.pop(call.key, None)
+        if call.answer is not None:
+            remove(call.answer[0].get("file", ""))
+
     def drop(self, call: BrokerCall) -> None:
         """Forget a call whose caller is gone or has cancelled it. Its process ends if it runs it
         now, and runs nothing else."""
         call.over = True
+        self.keyed.pop(call.key, None)
         remove(call.head.get("file", ""))
         call.caller.calls.pop(call.caller_id, None)  # type: ignore[attr-defined]  # it is a Caller
         if call.timer is not None:
@@ -592,7 +633,8 @@ class Broker:
         while not self._over.is_set():
             await asyncio.sleep(_IDLE_LOOK_S)
             now = time.monotonic()
-            if any(each.calls for each in self.callers):
+            running = any(each.answer is None for each in self.keyed.values())
+            if running or any(each.calls for each in self.callers):
                 self.used_at = now
             if self.callers:
                 alone_at = now
@@ -638,6 +680,16 @@ def read_piece(path: str, begin: int) -> bytes:
         return file.read(PIECE)
 
 
+def read_key(spec_file: str) -> str:
+    """Return the key of the meeting place, which lies beside the description of the app, or ""."""
+    path = os.path.join(os.path.dirname(spec_file), "key")
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def write_private(path: str, content: object) -> None:
     """Write a file of JSON that only this user can read."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -653,7 +705,7 @@ def remove(path: str) -> None:
 
 def run_broker(spec_file: str, meet: str, begun: StartedProcess | None) -> None:
     """Serve calls of the functions that a file describes. `meet` is the path of the callers'
-    socket, a colon and its key, and `begun` the process that runs already.
+    socket, and `begun` the process that runs already.
     """
 
     async def run() -> None:

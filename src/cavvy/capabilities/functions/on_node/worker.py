@@ -369,7 +369,8 @@ class CallOutput:
         if head is None:
             self._target.write(f"{line}\n")
             return
-        self._target.write(f"{head['fn']} | {line}\n")
+        name = f"{head['fn']} {head['key']}" if "key" in head else head["fn"]
+        self._target.write(f"{name} | {line}\n")
         if head.get("logs"):
             said = {"op": "log", "id": head["id"], "text": line[:8000]}
             self._process.send(said)

@@ -1,0 +1,263 @@
+"""`cavvy apps`: lists deployed apps, shows their functions and calls, and stops and removes them;
+and what `cavvy call APP FUNCTION --json JSON` does.
+"""
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from cavvy.cli.reach.session import call_server, project_option, session
+from cavvy.cli.view import formatting
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.groups import CommandGroup
+from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out, text_out
+
+if TYPE_CHECKING:
+    from cavvy.capabilities.functions.wire import DeployedApp
+    from cavvy.client import ApiClient
+
+
+@click.group("apps", cls=CommandGroup)
+def command() -> None:
+    """List, show, stop and remove deployed apps, and see their calls and logs.
+
+    `cavvy deploy app.py` deploys the apps of a file.
+    """
+
+
+@command.command("list")
+@project_option
+@output_option
+def list_apps(project: str, output: str) -> None:
+    """List the deployed apps with their functions, and the job of each that runs."""
+    from cavvy.capabilities.functions import wire
+
+    rows = []
+    with session() as client:
+        for app in wire.list_apps(client, project):
+            functions = [each.name for part in app.parts for each in part.functions]
+            jobs = _list_running(client, project, app)
+            rows.append(
+                {
+                    "name": app.name,
+                    "revision": app.parts[0].revision,
+                    "functions": ", ".join(functions),
+                    "jobs": ", ".join(jobs) or "-",
+                    "user": app.parts[0].user,
+                    "deployed_at": app.parts[0].updated_at,
+                }
+            )
+    columns = [
+        TableColumn("name"),
+        TableColumn("revision"),
+        TableColumn("functions", wrap=True),
+        TableColumn("jobs", "JOB", drop=2),
+        TableColumn("user", drop=3),
+        TableColumn("deployed_at", "DEPLOYED", formatting.show_ago, drop=1),
+    ]
+    rows_out(columns, rows, output, empty="no apps; `cavvy deploy app.py` deploys one")
+
+
+@command.command("show")
+@click.argument("app")
+@project_option
+@output_option
+def show(app: str, project: str, output: str) -> None:
+    """Show the functions of an app, with the arguments and the result of each."""
+    from cavvy.capabilities.functions import wire
+
+    rows = []
+    with session() as client:
+        for part in wire.read_app(client, project, app).parts:
+            for each in part.functions:
+                found = wire.read_function(client, project, app, each.name)
+                rows.append(
+                    {
+                        "name": each.name,
+                        "arguments": json.loads(bytes(found.arguments)),
+                        "result": json.loads(bytes(found.result)),
+                        "generator": each.generator,
+                    }
+                )
+    if output == "json":
+        json_out(rows)
+        return
+    for row in rows:
+        row["arguments"] = _say_arguments(row["arguments"])
+        row["result"] = _say_kind(row["result"])
+    columns = [
+        TableColumn("name", "FUNCTION"),
+        TableColumn("arguments", wrap=True),
+        TableColumn("result"),
+        TableColumn("generator", drop=1),
+    ]
+    rows_out(columns, rows, output)
+
+
+@command.command("calls")
+@click.argument("app")
+@project_option
+@output_option
+def show_calls(app: str, project: str, output: str) -> None:
+    """List the newest calls of an app that the server keeps: those of `spawn`, and by HTTP."""
+    from cavvy.capabilities.functions import wire
+
+    found = call_server(wire.list_calls, project, app)
+    rows = [
+        {
+            "id": each.id,
+            "function": each.function,
+            "state": each.state,
+            "user": each.user,
+            "created_at": each.created_at,
+            "seconds": each.end.ran_s,
+            "problem": f"{each.end.type or each.end.kind}: {each.end.text}"
+            if each.end.kind
+            else "",
+        }
+        for each in found
+    ]
+    columns = [
+        TableColumn("id"),
+        TableColumn("function"),
+        TableColumn("state"),
+        TableColumn("created_at", "CALLED", formatting.show_ago, drop=2),
+        TableColumn("seconds", drop=3),
+        TableColumn("user", drop=4),
+        TableColumn("problem", wrap=True, drop=1),
+    ]
+    rows_out(columns, rows, output, empty=f"the server keeps no calls of {app}")
+
+
+@command.command("cancel")
+@click.argument("app")
+@click.argument("call")
+@project_option
+def cancel(app: str, call: str, project: str) -> None:
+    """Cancel a call that the server keeps."""
+    from cavvy.capabilities.functions import wire
+
+    call_server(wire.cancel_call, project, app, call)
+    text_out(f"{call} was cancelled")
+
+
+@command.command("stop")
+@click.argument("app")
+@project_option
+def stop(app: str, project: str) -> None:
+    """Stop the running jobs of an app. The next call starts another one."""
+    from cavvy.capabilities.functions import wire
+
+    with session() as client:
+        jobs = _list_running(client, project, wire.read_app(client, project, app))
+        for each in jobs:
+            client.stop(project, each, reason="the app was stopped")
+    text_out(f"stopped {', '.join(jobs)}" if jobs else f"no job of {app} runs")
+
+
+@command.command("rm")
+@click.argument("app")
+@project_option
+def remove(app: str, project: str) -> None:
+    """Remove an app with its schedules and its calls, and stop its jobs."""
+    from cavvy.capabilities.functions import wire
+    from cavvy.capabilities.functions.deployed import list_schedules
+
+    with session() as client:
+        found = wire.read_app(client, project, app)
+        wire.delete_app(client, project, app)
+        for each in (
+            *_list_running(client, project, found),
+            *list_schedules(client, project, app),
+        ):
+            client.stop(project, each, reason="the app was removed")
+    text_out(f"{app} was removed")
+
+
+@command.command("logs")
+@click.argument("app")
+@click.option("--function", default=None, help="Only the lines of this function.")
+@click.option("--call", default=None, help="Only the lines of this call that the server keeps.")
+@project_option
+def show_logs(app: str, function: str | None, call: str | None, project: str) -> None:
+    """Print what the functions of an app have printed in its newest jobs."""
+    from cavvy.capabilities.functions import wire
+    from cavvy.cli.view.job_output import EscapeFilter
+
+    with session() as client:
+        for part in wire.read_app(client, project, app).parts:
+            if not part.job or (function and function not in {x.name for x in part.functions}):
+                continue
+            data = client.log(project, part.job, tail_bytes=_LOG_BYTES).data
+            shown = EscapeFilter().take(data, final=True).decode(errors="replace")
+            for line in shown.splitlines():
+                head, bar, _ = line.partition(" | ")
+                name, _, told = head.partition(" ")
+                if function and (not bar or name != function):
+                    continue
+                if call and told != call:
+                    continue
+                sys.stdout.write(f"{line}\n")
+
+
+_LOG_BYTES = 1_000_000
+
+
+def call_function(project: str, app: str, function: str, text: str, key: str) -> None:
+    """Call a function with arguments of JSON, and print its result. Raises CommandFailure."""
+    from cavvy.capabilities.functions import wire
+
+    data = sys.stdin.buffer.read() if text == "-" else text.encode()
+    with session() as client:
+        answer = wire.call_function(client, project, app, function, data, key)
+        while answer.state == "waiting":
+            ask = wire.CallsReadAsk(ids=[answer.call], wait_s=wire.CALL_WAIT_S / 2)
+            found = wire.read_calls(client, project, app, ask)
+            if found.missing:
+                raise CommandFailure(f"the app {app} was removed")
+            if found.ended:
+                end = found.ended[0]
+                if end.state != "done":
+                    kind = end.end.type or end.end.kind
+                    raise CommandFailure(f"{kind}: {end.end.text}", f"`cavvy apps logs {app}`")
+                json_out(json.loads(end.result))
+                return
+        json_out(json.loads(bytes(answer.result)))
+
+
+def _list_running(client: "ApiClient", project: str, app: "DeployedApp") -> list[str]:
+    from cavvy.client import ApiError
+
+    found = []
+    for part in app.parts:
+        try:
+            if part.job and client.job(project, part.job).phase not in (
+                "done",
+                "failed",
+                "stopped",
+            ):
+                found.append(part.job)
+        except ApiError as error:
+            if error.code != "job-not-found":
+                raise
+    return found
+
+
+def _say_arguments(schema: dict[str, dict[str, object]]) -> str:
+    needed = schema.get("required", ())
+    said = []
+    for name, each in schema.get("properties", {}).items():
+        default = each.get("default", None) if isinstance(each, dict) else None
+        rest = "" if name in needed else f" = {json.dumps(default)}"
+        said.append(f"{name}: {_say_kind(each)}{rest}")
+    return ", ".join(said)
+
+
+def _say_kind(schema: object) -> str:
+    if not isinstance(schema, dict):
+        return "any"
+    if "anyOf" in schema:
+        return " or ".join(map(_say_kind, schema["anyOf"]))
+    return str(schema.get("type", "any"))

@@ -1,0 +1,550 @@
+"""Runs the calls that the control plane keeps: it starts the jobs of their apps, connects to the
+brokers in these jobs as any caller, sends the calls, and stores the results.
+
+The server loads neither arguments nor results. A call is stored before it is sent, and its result
+before the broker may forget it. A server that comes back sends again what has no result; the broker
+knows by a call's ID that it runs or has ended already.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+from msgspec.json import decode, encode
+
+from cavvy.api.app_state import AppState
+from cavvy.api.errors import ApiProblem
+from cavvy.api.exec_carrier import ExecCarrier
+from cavvy.api.routes import submission
+from cavvy.capabilities.functions import wire
+from cavvy.capabilities.functions.frames import MOST_BYTES, CallFrames, Head, WrongFrame, pack
+from cavvy.capabilities.functions.meeting import dial_here, is_own_place
+from cavvy.capabilities.functions.rows import (
+    DONE,
+    FAILED,
+    WAITING,
+    CallRows,
+    EndedCall,
+    FunctionCallRow,
+    FunctionRows,
+    StoredPart,
+)
+from cavvy.capabilities.functions.tunnel import reach_broker
+from cavvy.client.paths import make_key
+from cavvy.client.tunnel import NodeTunnel, RemoteError, TunnelCarrier, TunnelLost
+from cavvy.client.wire import SubmitRequest
+from cavvy.control.parts import ControlParts, StandingReconciler
+from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase, JobRecord
+from cavvy.server.parts import ServerParts
+from cavvy.spec.problems import SpecError
+from cavvy.store.base import RowNotFound, StoreUnusable
+
+MOST_RESULT = 16 << 20  # bytes of a result
+_PREFIX = "functions/"  # of keys, before the project and the app
+_WINDOW = 512  # calls of an app that were sent and have no result
+_LOOK_S = 1.0  # between two looks at the calls, if nothing tells of new ones
+_STAY_S = 20.0  # for which a connection stays without calls
+_HERE_S, _DIAL_S = 3.0, 0.02  # as callers do: `jobs.FunctionJob`
+_PAUSE_S = 0.5  # before another try
+_MOST_JOBS = 3  # that end before they take calls
+_RECEIVE = 1 << 18
+_KEPT = timedelta(days=7)
+_log = logging.getLogger(__name__)
+
+
+class CannotRun(Exception):
+    """Raised if the calls of a part cannot run, and why."""
+
+
+class FunctionCalls(StandingReconciler):
+    """The calls of all apps that this server runs."""
+
+    waits_outside = True
+
+    def __init__(self, parts: ControlParts) -> None:
+        self._parts, self._server = parts, parts.find(ServerParts)
+        self.rows = CallRows(*parts.store.database)
+        self.apps = FunctionRows(*parts.store.database)
+        self._state: AppState | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def open(self, app_state: object) -> None:
+        assert isinstance(app_state, AppState)
+        self._state = app_state
+
+    def owns(self, key: str) -> bool:
+        return key.startswith(_PREFIX)
+
+    async def unfinished(self) -> Sequence[str]:
+        return [f"{_PREFIX}{project}/{app}" for project, app in await self.rows.list_apps()]
+
+    async def reconcile(self, key: str) -> timedelta | None:
+        if self._state is None:
+            return timedelta(seconds=_LOOK_S)
+        task = self._tasks.get(key)
+        if task is not None and not task.done():
+            self._state.watch.wake(key)
+            return None
+        _, project, app = key.split("/")
+        if await self.rows.list_waiting(project, app, 1):
+            self._tasks[key] = asyncio.create_task(AppCalls(self, self._state, key).run())
+            return timedelta(seconds=_STAY_S)  # the task may have ended with an error
+        self._tasks.pop(key, None)
+        return None
+
+    async def run(self) -> None:
+        """Keep the tasks until this one is cancelled."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for each in self._tasks.values():
+                each.cancel()
+
+    async def sweep(self) -> None:
+        await self.rows.expire(self._parts.clock.now() - _KEPT)
+
+    async def is_needed(self) -> bool:
+        return bool(await self.rows.list_apps())
+
+    def look(self, project: str, app: str) -> None:
+        """Look at the calls of an app now: there is another one, or one was cancelled."""
+        key = f"{_PREFIX}{project}/{app}"
+        if self._parts.owns_key(key):
+            self._parts.hint(key)
+        else:
+            self._parts.announce(key)
+
+    async def store_ended(self, ended: Sequence[EndedCall]) -> None:
+        """Store how calls have ended, and tell who waits."""
+        await self.rows.end(ended, self._parts.clock.now())
+        if self._state is not None:
+            self._state.watch.wake(*(name_call(each.id) for each in ended))
+
+    def open_node(self, job: str, gang: str) -> NodeTunnel:
+        """Return an unopened tunnel to the node of a job."""
+        server, agents = self._server, self._parts.agents
+        assert server is not None
+
+        async def open_carrier(
+            heard: Callable[[bytes], None], over: Callable[[str], None]
+        ) -> TunnelCarrier:
+            exec_id = server.peers.make_id()
+            session = server.execs.start(exec_id, job, gang, 0, [], session=True)
+            agents.notify(gang)
+            return ExecCarrier(server.execs, session, server.peers, heard=heard, over=over)
+
+        return NodeTunnel(open_carrier)
+
+
+def find_calls(app_state: AppState) -> FunctionCalls:
+    """Return what runs the calls of this server."""
+    found = app_state.control_plane.find(FunctionCalls)
+    assert found is not None  # it is made from the same description as the routes
+    return found
+
+
+def name_call(call: str) -> str:
+    """Return the key by which requests wait for a call."""
+    return f"function-call/{call}"
+
+
+class AppCalls:
+    """The calls of one app, while there are some."""
+
+    def __init__(self, owner: FunctionCalls, state: AppState, key: str) -> None:
+        self._owner, self._state, self._key = owner, state, key
+        _, self.project, self.app = key.split("/")
+        self._ended = 0  # jobs in a row that took no call
+        self._sent: set[str] = set()  # calls that a broker has
+        self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}  # by revision and part
+
+    async def run(self) -> None:
+        """Run calls until none waits."""
+        try:
+            while not self._state.watch.closed:
+                with self._state.watch.listen([self._key], _LOOK_S) as listener:
+                    try:
+                        if not await self._start_parts():
+                            return
+                    except StoreUnusable as error:
+                        self._say("calls are read again", error)
+                    await listener.wait()
+        finally:
+            for each in self._tasks.values():
+                each.cancel()
+
+    def _say(self, what: str, error: Exception) -> None:
+        _log.info(what, extra={"app": self._key, "problem": str(error)})
+
+    async def _start_parts(self) -> bool:
+        """Start what runs the waiting calls. Return False if there is nothing to do."""
+        self._tasks = {each: task for each, task in self._tasks.items() if not task.done()}
+        waiting = await self._owner.rows.list_waiting(self.project, self.app, _WINDOW)
+        wanted = {function for call, function in waiting if call not in self._sent}
+        if not wanted:
+            return bool(self._tasks)
+        parts = await self._owner.apps.parts(self.project, self.app)
+        for part in parts:
+            document = decode(part.document, type=wire.AppPartAsk)
+            names = wanted & {each.name for each in document.functions}
+            wanted -= names
+            key = part.revision, part.part
+            if names and key not in self._tasks:
+                self._tasks[key] = asyncio.create_task(self._run_part(part, names))
+        if wanted:
+            known = f"has no function {', '.join(sorted(wanted))}" if parts else "was removed"
+            await self._fail(wanted, f"the app {self.app} {known}")
+        return True
+
+    async def _run_part(self, part: StoredPart, names: set[str]) -> None:
+        """Connect to the broker of a part, and run calls there until none waits or it is lost."""
+        try:
+            place = await self._connect(part, names)
+            if place is None:
+                await asyncio.sleep(_PAUSE_S)
+                return
+            reader, writer, others = place
+            document = decode(part.document, type=wire.AppPartAsk)
+            served = {each.name for each in document.functions}
+            session = BrokerSession(
+                self._owner, self._state, self._key, served, self._sent, reader, writer
+            )
+            try:
+                self._ended = 0
+                await session.run()
+            finally:
+                writer.close()
+                for each in others:
+                    each.cancel()
+        except CannotRun as error:
+            await self._fail(names, str(error))
+        except (OSError, WrongFrame, TunnelLost, RemoteError, StoreUnusable) as error:
+            self._say("calls are sent again", error)
+            await asyncio.sleep(_PAUSE_S)
+        except Exception:  # noqa: BLE001 - the other calls go on
+            _log.exception("the calls of %s", self._key)
+            await asyncio.sleep(_PAUSE_S)
+        finally:
+            self._state.watch.wake(self._key)
+
+    async def _fail(self, names: set[str], text: str, kind: str = "AppBroken") -> None:
+        """Let the waiting calls of these functions fail."""
+        end = encode(wire.CallEnd(kind=kind, text=text)).decode()
+        while True:
+            waiting = await self._owner.rows.list_waiting(self.project, self.app, _WINDOW)
+            ended = [EndedCall(call, FAILED, end) for call, name in waiting if name in names]
+            if not ended:
+                return
+            await self._owner.store_ended(ended)
+
+    async def _connect(
+        self, part: StoredPart, names: set[str]
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, list["asyncio.Task[None]"]] | None:
+        """Return a connection to the broker, with what keeps it up; None if the job has ended or
+        the app was deployed again. Raises CannotRun.
+        """
+        job = await self._find_job(part, names)
+        meet = decode(part.document, type=wire.AppPartAsk).meet
+        loop, running_at = asyncio.get_running_loop(), 0.0
+        while job is not None:
+            if is_own_place(meet):
+                with suppress(OSError):
+                    made = await asyncio.to_thread(dial_here, meet)
+                    return (*await asyncio.open_unix_connection(sock=made), [])
+            found = await self._state.store.find_jobs([job.id])
+            if not found or found[0].phase in JOB_ENDS:
+                self._ended += 1
+                if self._ended >= _MOST_JOBS or (found and found[0].phase is JobPhase.FAILED):
+                    self._ended = 0
+                    raise CannotRun(
+                        f"the job of the app {self.app} has ended before it took a call; "
+                        f"`cavvy logs {job.id}` shows why"
+                    )
+                return None
+            if found[0].phase is JobPhase.RUNNING:
+                running_at = running_at or loop.time()
+            if running_at and loop.time() - running_at > _HERE_S:
+                return await self._connect_there(job)
+            await asyncio.sleep(_DIAL_S)
+        return None
+
+    async def _connect_there(
+        self, job: JobRecord
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, list["asyncio.Task[None]"]] | None:
+        for attempt in await self._state.store.attempts(job.id):
+            if attempt.phase is AttemptPhase.RUNNING:
+                opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+                tunnel = self._owner.open_node(job.id, attempt.gang)
+                carry = asyncio.create_task(reach_broker(tunnel, opened.set_result))
+                await asyncio.wait([carry, opened], return_when=asyncio.FIRST_COMPLETED)
+                if carry.done():
+                    await carry
+                    return None
+                return (*await asyncio.open_unix_connection(sock=opened.result()), [carry])
+        await asyncio.sleep(_PAUSE_S)
+        return None
+
+    async def _find_job(self, part: StoredPart, names: set[str]) -> JobRecord | None:
+        """Return the job of a part; submit it, unless it waits or runs. Return None if the app was
+        deployed again meanwhile. Raises CannotRun.
+        """
+        job = part.job
+        found = await self._state.store.find_jobs([job]) if job else []
+        if found and found[0].phase not in JOB_ENDS:
+            return found[0]
+        if found or not job or not submission.is_of_now(self._state, job):
+            ask = wire.NextJobAsk(part=part.part, revision=part.revision, ended=job)
+            try:
+                job = await self._owner.apps.claim(self.project, self.app, ask, make_key())
+            except RowNotFound:
+                return None
+            if not job:
+                return None
+        try:
+            made = await self._submit(part, job, names)
+            now = await self._owner.apps.parts(self.project, self.app)
+            if any(each.job == job for each in now):
+                return made
+            # the app was deployed again or removed, and the one who did so could not stop this job
+            await self._state.control_plane.jobs.stop(self.project, job, reason="it was replaced")
+            return None
+        except (ApiProblem, SpecError) as error:
+            hint = getattr(error, "hint", "")
+            raise CannotRun(f"{error}\n{hint}".strip()) from error
+
+    async def _submit(self, part: StoredPart, job: str, names: set[str]) -> JobRecord:
+        """Submit the job in the name of who called first, who has agreed to its cost by this call,
+        or by deploying the app. Raises ApiProblem, SpecError.
+        """
+        document = decode(part.document, type=wire.AppPartAsk)
+        caller = await self._find_caller(part, names)
+        agreed = bool(caller.consent) or (
+            document.consent and part.account is not None and part.account == (caller.account or "")
+        )
+        ask = SubmitRequest(
+            text=document.text,
+            path=self.app,
+            origin=document.origin,
+            user=caller.user,
+            consent=agreed,
+        )
+        made, _ = await submission.submit_task(
+            self._state, self.project, ask, job, caller.account or "", lambda *_: None
+        )
+        assert isinstance(made, JobRecord)  # no array, as `_REFUSED` of the routes says
+        return made
+
+    async def _find_caller(self, part: StoredPart, names: set[str]) -> FunctionCallRow:
+        """Return the first call whose caller has agreed to the costs, or else the first call."""
+        waiting = await self._owner.rows.list_waiting(self.project, self.app, _WINDOW)
+        ids = [call for call, name in waiting if name in names]
+        calls = sorted(
+            await self._owner.rows.get(self.project, self.app, ids), key=lambda each: each.id
+        )
+        if not calls:
+            raise CannotRun("the calls were cancelled")
+        return next(
+            (each for each in calls if each.consent or (each.account or "") == part.account),
+            calls[0],
+        )
+
+
+class BrokerSession:
+    """A connection to a broker: sends calls and stores their results until none waits for long."""
+
+    def __init__(
+        self,
+        owner: FunctionCalls,
+        state: AppState,
+        key: str,
+        served: set[str],
+        sent: set[str],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._owner, self._state, self._key = owner, state, key
+        _, self._project, self._app = key.split("/")
+        self._served, self._sent = served, sent
+        self._reader, self._writer = reader, writer
+        self._number = 0
+        self._open: dict[int, str] = {}  # calls that were sent, by their number here
+        self._json: set[int] = set()
+        self._numbers: dict[str, int] = {}
+        self._fetched: dict[int, bytearray] = {}
+        self._heads: dict[int, Head] = {}  # how calls ended whose result is being read
+        self._ended: list[tuple[int, EndedCall]] = []
+        self._news, self._results = asyncio.Event(), asyncio.Event()
+        self._more, self._woken = True, False
+
+    async def run(self) -> None:
+        """Raises OSError, WrongFrame."""
+        works = (self._send(), self._read(), self._store(), self._follow())
+        tasks = [asyncio.create_task(each) for each in works]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for each in tasks:
+                if each.done():
+                    await each
+        finally:
+            for each in tasks:
+                each.cancel()
+            with suppress(Exception, asyncio.CancelledError):
+                await self._put_ended()
+            self._sent -= set(self._numbers)
+
+    async def _follow(self) -> None:
+        """Learn that there are more calls, or that some were cancelled."""
+        while not self._state.watch.closed:
+            with self._state.watch.listen([self._key], _LOOK_S) as listener:
+                self._woken = await listener.wait() or self._woken
+            self._more = True
+            self._news.set()
+
+    async def _send(self) -> None:
+        """Send calls as others end; return if none waits for long."""
+        loop = asyncio.get_running_loop()
+        used_at = loop.time()
+        while True:
+            woken, self._woken = self._woken, False
+            self._news.clear()
+            if woken and self._numbers:
+                await self._cancel()
+            if woken or (self._more and len(self._numbers) <= _WINDOW // 2):
+                self._more = await self._send_more()
+            if self._numbers:
+                used_at = loop.time()
+            elif loop.time() - used_at > _STAY_S:
+                return
+            await self._news.wait()
+
+    async def _send_more(self) -> bool:
+        """Send calls that wait, and return whether there may be more."""
+        waiting = await self._owner.rows.list_waiting(self._project, self._app, _WINDOW)
+        ids = [call for call, name in waiting if name in self._served and call not in self._sent]
+        if not ids:
+            return False
+        self._sent.update(ids)
+        self._numbers |= dict.fromkeys(ids, 0)
+        for call in sorted(
+            await self._owner.rows.get(self._project, self._app, ids), key=lambda each: each.id
+        ):
+            self._send_one(call)
+        await self._writer.drain()
+        return len(waiting) == _WINDOW
+
+    def _send_one(self, call: FunctionCallRow) -> None:
+        self._number += 1
+        number = self._number
+        self._open[number], self._numbers[call.id] = call.id, number
+        told = decode(call.head)
+        if told.get("reply") == "json":
+            self._json.add(number)
+        head = {"op": "call", "id": number, "fn": call.function, "key": call.id, **told}
+        body = call.body
+        if len(body) > MOST_BYTES:
+            for at in range(0, len(body), MOST_BYTES):
+                piece = body[at : at + MOST_BYTES]
+                self._writer.write(pack({"op": "put", "id": number}, piece))
+            body = b""
+        self._writer.write(pack(head, body))
+
+    async def _cancel(self) -> None:
+        """Cancel the calls that were cancelled meanwhile."""
+        ids = [*self._numbers]
+        known = await self._owner.rows.list_states(self._project, self._app, ids)
+        going = {call for call, state in known if state == WAITING}
+        for call in ids:  # also those that were deleted with their app
+            if call not in going and (number := self._numbers.get(call)) in self._open:
+                self._writer.write(pack({"op": "cancel", "id": number}))
+
+    async def _read(self) -> None:
+        frames = CallFrames()
+        while data := await self._reader.read(_RECEIVE):
+            for head, body in frames.feed(data):
+                try:
+                    self._hear(head, body)
+                except (KeyError, TypeError, ValueError) as error:
+                    raise WrongFrame(f"a frame of the broker: {error!r}") from error
+        raise ConnectionResetError("the broker has ended")
+
+    def _hear(self, head: Head, body: bytes) -> None:
+        op, number = head["op"], int(head.get("id", 0))
+        if number not in self._open:
+            return
+        if op == "piece":
+            self._fetched[number] += body
+            if len(self._fetched[number]) > MOST_RESULT:
+                raise WrongFrame("a result is longer than was said")
+            if not head["more"]:
+                self._end(number, self._heads.pop(number), bytes(self._fetched.pop(number)))
+        elif op == "done" and head.get("file"):
+            if int(head["size"]) > MOST_RESULT:
+                text = f"the result has {int(head['size']):,} bytes, and at most {MOST_RESULT:,} "
+                text += "are kept: write it to a volume or a bucket, and return where"
+                self._end(number, {"op": "failed", "kind": "NotSendable", "text": text}, b"")
+                return
+            self._heads[number], self._fetched[number] = head, bytearray()
+            self._writer.write(pack({"op": "fetch", "id": number}))
+        elif op in ("done", "failed"):
+            self._end(number, head, body)
+        elif op == "part":
+            text = "a generator has many results: iterate over `remote` in a Python program"
+            self._writer.write(pack({"op": "cancel", "id": number}))
+            self._end(number, {"op": "failed", "kind": "CallFailed", "text": text}, b"")
+
+    def _end(self, number: int, head: Head, body: bytes) -> None:
+        """Note how a call has ended."""
+        ran_s = head.get("ran_s")
+        end = wire.CallEnd(ran_s=float(ran_s) if isinstance(ran_s, int | float) else None)
+        state = DONE
+        if head["op"] == "failed":
+            state = FAILED
+            end = wire.CallEnd(
+                kind=str(head.get("kind", "error"))[:50],
+                type=str(head.get("type", ""))[:200],
+                text=str(head.get("text", ""))[:20_000],
+                trace=str(head.get("trace", ""))[:50_000],
+                ran_s=end.ran_s,
+            )
+        elif number in self._json and not is_json(body):
+            state, body = FAILED, b""
+            end = wire.CallEnd(kind="CallFailed", text="the result is no JSON", ran_s=end.ran_s)
+        call = self._open.pop(number)
+        self._ended.append((number, EndedCall(call, state, encode(end).decode(), body)))
+        self._results.set()
+
+    async def _store(self) -> None:
+        """Store results together, and confirm them."""
+        while True:
+            await self._results.wait()
+            self._results.clear()
+            while self._ended:
+                await self._put_ended()
+
+    async def _put_ended(self) -> None:
+        ended, self._ended = self._ended[:_WINDOW], self._ended[_WINDOW:]
+        if not ended:
+            return
+        try:
+            await self._owner.store_ended([each for _, each in ended])
+        except BaseException:
+            self._ended = [*ended, *self._ended]
+            raise
+        for number, each in ended:
+            self._numbers.pop(each.id, None)
+            self._sent.discard(each.id)
+            self._json.discard(number)
+            self._writer.write(pack({"op": "confirm", "id": number}))
+        self._news.set()
+
+
+def is_json(data: bytes) -> bool:
+    """Return whether these bytes are a value of JSON, as all readers accept it."""
+    try:
+        decode(data)
+    except (ValueError, RecursionError):
+        return False
+    return True

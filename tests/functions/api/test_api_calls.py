@@ -1,0 +1,176 @@
+"""Calls that the server keeps, over HTTP. No job runs here: a test ends the calls."""
+
+import base64
+from typing import Any
+
+import pytest
+from msgspec.json import encode
+from tests.api.api.test_api_accounts import code
+from tests.api.api_state import Api
+from tests.functions.api.test_api_apps import ASK, BASE, PART
+
+from cavvy.capabilities.functions import wire
+from cavvy.capabilities.functions.dispatcher import find_calls
+from cavvy.capabilities.functions.rows import DONE, FAILED, EndedCall
+from cavvy.capabilities.functions.schema import describe_function
+
+PATH = f"{BASE}/embed"
+
+
+def resize(width: int, names: list[str], scale: float = 1.0) -> dict[str, int]:
+    raise NotImplementedError
+
+
+@pytest.fixture
+async def calls(api: Api) -> Api:
+    arguments, result = describe_function(resize, bound=False)
+    function = {"name": "resize", "arguments": arguments, "result": result}
+    part = {**PART, "functions": [function, {"name": "count", "generator": True}]}
+    assert (await api.http.put(PATH, json={**ASK, "parts": [part]})).status_code == 200
+    # the job would be one that never starts
+    find_calls(api.app_state).look = lambda project, app: None  # type: ignore[method-assign]
+    return api
+
+
+def make_call(key: str = "", body: bytes = b"any", function: str = "resize") -> dict[str, Any]:
+    return {"function": function, "body": base64.b64encode(body).decode(), "key": key}
+
+
+async def end(api: Api, call: str, result: bytes, state: str = DONE, **told: Any) -> None:
+    answer = encode(wire.CallEnd(**told)).decode()
+    await find_calls(api.app_state).store_ended([EndedCall(call, state, answer, result)])
+
+
+async def read(api: Api, *ids: str) -> Any:
+    return (await api.http.post(f"{PATH}/calls/read", json={"ids": ids})).json()
+
+
+async def test_a_key_names_one_call_with_one_result(calls: Api) -> None:
+    asked = [make_call("a"), make_call("b"), make_call("a")]
+    taken = (await calls.http.post(f"{PATH}/calls", json={"calls": asked})).json()
+    assert [each["created"] for each in taken] == [True, True, False]
+    first, other = taken[0]["id"], taken[1]["id"]
+    assert taken[2]["id"] == first != other
+    assert (await read(calls, first)) == {"ended": [], "missing": []}
+    await end(calls, first, b"one")
+    await end(calls, first, b"two")  # a second result, of a job that was thought to be lost
+    (found,) = (await read(calls, first, other, "none"))["ended"]
+    assert (found["state"], base64.b64decode(found["result"])) == ("done", b"one")
+    assert (await read(calls, "none"))["missing"] == ["none"]
+    again = await calls.http.post(f"{PATH}/calls", json={"calls": [make_call("a")]})
+    assert again.json() == [{"id": first, "created": False}]
+
+
+async def test_a_call_that_was_cancelled_gets_no_result(calls: Api) -> None:
+    asked = {"calls": [make_call()]}
+    ((taken),) = (await calls.http.post(f"{PATH}/calls", json=asked)).json()
+    assert (await calls.http.delete(f"{PATH}/calls/{taken['id']}")).status_code == 204
+    await end(calls, taken["id"], b"late")
+    (found,) = (await read(calls, taken["id"]))["ended"]
+    assert (found["state"], found["end"]["kind"]) == ("cancelled", "CallCancelled")
+    assert found["result"] == ""
+    assert code(await calls.http.delete(f"{PATH}/calls/none")) == (404, "function-call-not-found")
+
+
+async def test_calls_go_with_their_app(calls: Api) -> None:
+    asked = {"calls": [make_call()]}
+    ((taken),) = (await calls.http.post(f"{PATH}/calls", json=asked)).json()
+    assert [each["id"] for each in (await calls.http.get(f"{PATH}/calls")).json()] == [taken["id"]]
+    assert (await calls.http.delete(PATH)).status_code == 204
+    assert (await read(calls, taken["id"])) == {"ended": [], "missing": [taken["id"]]}
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (make_call(function="none"), (404, "function-not-found")),
+        (make_call(function="count"), (422, "invalid-request")),
+        (make_call(key="k" * 201), (422, "invalid-request")),
+        (make_call(key="a\0b"), (422, "invalid-request")),
+        ({**make_call(), "body": "no base 64!"}, (422, "invalid-request")),
+    ],
+)
+async def test_calls_that_are_refused(
+    call: dict[str, Any], expected: tuple[int, str], calls: Api
+) -> None:
+    assert code(await calls.http.post(f"{PATH}/calls", json={"calls": [call]})) == expected
+    assert (await calls.http.get(f"{PATH}/calls")).json() == []
+
+
+async def test_a_function_shows_its_schema(calls: Api) -> None:
+    found = (await calls.http.get(f"{PATH}/functions/resize")).json()
+    assert found["arguments"] == {
+        "type": "object",
+        "properties": {
+            "width": {"type": "integer"},
+            "names": {"type": "array", "items": {"type": "string"}},
+            "scale": {"type": "number", "default": 1.0},
+        },
+        "required": ["width", "names"],
+        "additionalProperties": False,
+    }
+    missing = await calls.http.get(f"{PATH}/functions/other")
+    assert code(missing) == (404, "function-not-found")
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"", "the body has no `width`"),
+        (b"[1]", "must be an object"),
+        (b"{", "no JSON"),
+        (b"[" * 100_000, "no JSON"),
+        (b'{"width": "3", "names": []}', "width must be integer, not string"),
+        (b'{"width": true, "names": []}', "width must be integer, not boolean"),
+        (b'{"width": 1, "names": [1]}', "names[0] must be string"),
+        (b'{"width": 1, "names": [], "__class__": 1}', "`__class__` is no argument"),
+        (b'{"width": 1e999, "names": []}', ""),
+        (b"\x80\x04\x95", "no JSON"),  # a pickle
+    ],
+)
+async def test_a_hostile_caller_of_the_route(body: bytes, told: str, calls: Api) -> None:
+    answer = await calls.http.post(f"{PATH}/functions/resize", content=body)
+    assert code(answer) == (422, "invalid-arguments")
+    assert told in answer.json()["message"]
+    assert (await calls.http.get(f"{PATH}/calls")).json() == []
+
+
+async def test_a_function_is_called_by_json(calls: Api) -> None:
+    sent = {"width": 3, "names": ["a"]}
+    headers = {"Idempotency-Key": "order 17"}
+    path = f"{PATH}/functions/resize?wait_s=0"
+    first = await calls.http.post(path, json=sent, headers=headers)
+    assert (first.status_code, first.json()["state"]) == (202, "waiting")
+    await end(calls, first.json()["call"], b'{"a": [3, null]}')
+    again = await calls.http.post(path, json=sent, headers=headers)
+    assert (again.status_code, again.json()["result"]) == (200, {"a": [3, None]})
+    assert again.json()["call"] == first.json()["call"]
+    failed = (await calls.http.post(path, json=sent)).json()["call"]
+    headers = {"Idempotency-Key": failed}
+    await end(calls, failed, b"", FAILED, kind="error", type="ValueError", text="no")
+    (found,) = (await read(calls, failed))["ended"]
+    assert (found["json"], found["end"]["text"]) == (True, "no")
+
+
+async def test_an_exception_of_the_function_is_told(calls: Api) -> None:
+    path, headers = f"{PATH}/functions/resize?wait_s=0", {"Idempotency-Key": "k"}
+    sent = {"width": 3, "names": []}
+    call = (await calls.http.post(path, json=sent, headers=headers)).json()["call"]
+    await end(calls, call, b"", FAILED, kind="error", type="ValueError", text="too wide")
+    answer = await calls.http.post(path, json=sent, headers=headers)
+    assert code(answer) == (424, "call-failed")
+    assert answer.json()["message"] == "ValueError: too wide"
+
+
+async def test_a_pickle_is_no_answer_of_the_route(calls: Api) -> None:
+    """A call with the key was made from Python; its result may run code when it is loaded."""
+    asked = {"calls": [make_call("shared")]}
+    ((taken),) = (await calls.http.post(f"{PATH}/calls", json=asked)).json()
+    await end(calls, taken["id"], b"\x80\x05N.")
+    answer = await calls.http.post(
+        f"{PATH}/functions/resize",
+        json={"width": 1, "names": []},
+        headers={"Idempotency-Key": "shared"},
+    )
+    assert code(answer) == (424, "call-failed")
+    assert "its result is a pickle" in answer.json()["message"]
