@@ -35,9 +35,10 @@ from cavvy.capabilities.edge.wire import (
     invite_devices,
     publish_model,
 )
+from cavvy.capabilities.serving.wire import find_service
 from cavvy.client import connect
 from cavvy.client.blobs import upload
-from cavvy.client.service_wire import find_service, put_service
+from cavvy.client.service_wire import put_service
 from cavvy.spec.workdir import freeze
 
 _SETTINGS = '[server]\nidle_stop_s = 0\ntls_listen = "127.0.0.1:0"\n'

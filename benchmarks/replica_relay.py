@@ -25,7 +25,7 @@ from tests.system.hosts import lab_at
 from tests.system.trust import User, environment, user_at
 from tests.waits import wait_until
 
-from cavvy.client.service_wire import find_service
+from cavvy.capabilities.serving.wire import find_service
 
 PROGRAM = """
 import os

@@ -12,7 +12,7 @@ from msgspec.json import encode
 
 from cavvy.client import ApiClient, wire
 from cavvy.client.ledger_wire import LedgerSumView
-from cavvy.client.service_wire import ReplicaView, ServedView
+from cavvy.client.service_wire import NamedService, ReplicaView
 from cavvy.client.transport import HttpAnswer
 from cavvy.console.access import Access, OneUser
 from cavvy.console.app import Console
@@ -211,27 +211,21 @@ def replica(number: int = 1, **fields: Any) -> ReplicaView:
     return ReplicaView(**usual | fields)
 
 
-def served(name: str = "chat", *replicas: ReplicaView, **fields: Any) -> ServedView:
+def served(name: str = "chat", *replicas: ReplicaView, **fields: Any) -> NamedService:
     usual = {
         "project": "default",
         "name": name,
-        "user": "ada",
         "state": "ready",
         "url": "http://here",
         "models": [],
         "revision": 1,
-        "created_at": NOW,
         "ready": 1,
         "target": 1,
         "why": "",
-        "least": 1,
-        "most": 1,
         "problem": "",
         "replicas": list(replicas),
-        "traffic": None,
-        "spent_micros": 0,
     }
-    return ServedView(**usual | fields)
+    return NamedService(**usual | fields)
 
 
 def _job_fields(name: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 _RUNNERS = {"member", "operator", "admin"}
 _SERVICE = "/v1/projects/{project}/services/{name}"
 SENSITIVE = {
-    ("POST", "/v1/projects/{project}/jobs/{name}/model"): _RUNNERS,
     ("PUT", _SERVICE): _RUNNERS,
     ("DELETE", _SERVICE): _RUNNERS,
     ("GET", f"{_SERVICE}/calls"): _RUNNERS,

@@ -20,9 +20,9 @@ from random import Random
 
 from tests.waits import START_S
 
+from cavvy.capabilities.serving.call_wire import QueuedCallAsk, submit_call
 from cavvy.capabilities.serving.decide.webhook_calls import sign_standard
 from cavvy.client import ApiClient, ApiError
-from cavvy.client.queue_wire import QueuedCallAsk, submit_call
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 EVENTS = 4  # of each stream

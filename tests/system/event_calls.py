@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from tests.system.trust import User, environment
 from tests.waits import wait_until
 
-from cavvy.client.queue_wire import find_call, list_calls
+from cavvy.capabilities.serving.call_wire import find_call, list_calls
 from cavvy.store.objects.base import ObjectBucket
 from cavvy.store.objects.locations import open_place
 

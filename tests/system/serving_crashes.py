@@ -22,11 +22,16 @@ from tests.system.replica_site import ReplicaSite
 from tests.system.server_state import kill_server
 from tests.waits import START_S, wait_until
 
+from cavvy.capabilities.serving.call_wire import find_call, list_calls
 from cavvy.client import ApiClient, connect
 from cavvy.client.connection import ensure_server
 from cavvy.client.errors import StartFailed
-from cavvy.client.queue_wire import find_call, list_calls
-from cavvy.client.service_wire import end_service, find_service, list_services, put_service
+from cavvy.client.service_wire import (
+    end_service,
+    find_named_service,
+    list_named_services,
+    put_service,
+)
 from cavvy.client.transport import Patience
 
 HOST = "direct.ai.example.com"  # HAProxy passes requests with a host name on by itself
@@ -127,7 +132,7 @@ class ServingPair:
 
     def _is_ready(self, server: str) -> bool:
         with self._connect(server) as client:
-            found = [find_service(client, "default", name) for name in _MORE]
+            found = [find_named_service(client, "default", name) for name in _MORE]
         return all(each.url and each.ready >= 2 for each in found)
 
     def await_progress(self, more: int = 2) -> None:
@@ -192,7 +197,9 @@ class ServingPair:
         with self._connect("a") as client:
             for name in _MORE:
                 end_service(client, "default", name)
-            wait_until(lambda: not list_services(client), lambda: str(list_services(client)))
+            wait_until(
+                lambda: not list_named_services(client), lambda: str(list_named_services(client))
+            )
             wait_until(lambda: not client.nodes(), lambda: str(client.nodes()))
         live = "SELECT name, phase, reason FROM jobs WHERE ended_at IS NULL"
         wait_until(lambda: not self.site.ask(live), lambda: str(self.site.ask(live)))

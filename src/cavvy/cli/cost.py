@@ -13,7 +13,7 @@ from cavvy.cli.reach.session import any_project_option, list_jobs, project_optio
 from cavvy.cli.view import formatting, summary
 from cavvy.cli.view.output import TableColumn, json_out, output_option, pairs_out, rows_out
 from cavvy.client.metrics import describe_energy
-from cavvy.client.service_calls import rate_apis, rate_tokens, show_rate
+from cavvy.client.token_prices import rate_apis, rate_tokens, show_rate
 from cavvy.domain.units import format_energy, format_grams
 from cavvy.domain.values import replace
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from cavvy.cli.reach.arrays import LoggedJob, LogReader
     from cavvy.client import ApiClient, ApiError, LogChunk
     from cavvy.client.array_wire import ArrayDetail
-    from cavvy.client.service_wire import ServedView
+    from cavvy.client.service_wire import NamedService
     from cavvy.client.wire import EventView, JobDetail
 
 _LOOK_AGAIN_S = 1.0  # seconds between two reads of the events of several jobs
@@ -146,10 +146,10 @@ def command(
 def _find_replica(client: "ApiClient", project: str, service: str, number: int) -> str:
     """Return the ID of the job of a replica. A replica that is no longer listed has a name only."""
     from cavvy.client import ApiError
-    from cavvy.client.service_wire import find_service
+    from cavvy.client.service_wire import find_named_service
 
     with suppress(ApiError):
-        for each in find_service(client, project, service).replicas:
+        for each in find_named_service(client, project, service).replicas:
             if each.number == number and each.job:
                 return each.job
     return f"{service}.{number}"
@@ -174,13 +174,13 @@ def _show_several(
     from cavvy.cli.reach.names import find_named
     from cavvy.cli.reach.services import ReplicaLogs
     from cavvy.client.array_wire import read_array
-    from cavvy.client.service_wire import ServedView
+    from cavvy.client.service_wire import NamedService
     from cavvy.client.wire import JobDetail
 
     array = find_named(client, project, name, error)
     if isinstance(array, JobDetail):
         raise error
-    if isinstance(array, ServedView):
+    if isinstance(array, NamedService):
         replicas = ReplicaLogs(client, array)
         if not following:
             print_logs(client, replicas.look(), logs)
@@ -290,7 +290,7 @@ def events_command(name: str, project: str, follow: bool, output: str) -> None:
     with its reason."""
     from cavvy.cli.reach.names import find_named
     from cavvy.client import ApiError
-    from cavvy.client.service_wire import ServedView
+    from cavvy.client.service_wire import NamedService
     from cavvy.client.wire import JobDetail
 
     with session(patience_s=FOLLOW_PATIENCE_S if follow else PATIENCE_S) as client:
@@ -304,7 +304,7 @@ def events_command(name: str, project: str, follow: bool, output: str) -> None:
             elif follow:
                 _follow_several(client, project, found)
             else:
-                heading = "replica" if isinstance(found, ServedView) else "job"
+                heading = "replica" if isinstance(found, NamedService) else "job"
                 events = _Histories(client, project, found).read()
                 _events_out(events, (TableColumn(heading),), output)
 
@@ -332,7 +332,7 @@ class _Histories:
     """The events of the jobs of an array, or of the replicas of a service."""
 
     def __init__(
-        self, client: "ApiClient", project: str, found: "ArrayDetail | ServedView"
+        self, client: "ApiClient", project: str, found: "ArrayDetail | NamedService"
     ) -> None:
         from cavvy.client.array_wire import ArrayDetail
 
@@ -344,7 +344,7 @@ class _Histories:
             count = f"the first {MOST_HISTORIES} of {len(found.jobs):,} jobs"
             note_out(f"{count}; name a job, such as {found.jobs[-1].name}")
 
-    def look(self, found: "ArrayDetail | ServedView") -> None:
+    def look(self, found: "ArrayDetail | NamedService") -> None:
         """Take the jobs as they are now."""
         from cavvy.client.array_wire import ArrayDetail
 
@@ -373,13 +373,13 @@ class _Histories:
         return sorted(found, key=lambda pair: pair[1].at)
 
 
-def _follow_several(client: "ApiClient", project: str, found: "ArrayDetail | ServedView") -> None:
+def _follow_several(client: "ApiClient", project: str, found: "ArrayDetail | NamedService") -> None:
     """Print the events of the jobs as they happen, until all jobs of an array have ended, or a
     service no longer exists."""
     from cavvy.cli.view.formatting import story_line
     from cavvy.client import ApiError
     from cavvy.client.array_wire import ArrayDetail, read_array
-    from cavvy.client.service_wire import find_service
+    from cavvy.client.service_wire import find_named_service
 
     histories, over = _Histories(client, project, found), False
     while True:
@@ -392,7 +392,7 @@ def _follow_several(client: "ApiClient", project: str, found: "ArrayDetail | Ser
             found = (
                 read_array(client, project, found.array.id)
                 if isinstance(found, ArrayDetail)
-                else find_service(client, project, found.name)
+                else find_named_service(client, project, found.name)
             )
         except ApiError as error:
             if error.code != "service-not-found":

@@ -90,13 +90,13 @@ def _array_out(
     from cavvy.cli.reach.arrays import members_out, rank_members, read_best
     from cavvy.cli.reach.names import find_named
     from cavvy.client.array_wire import ArrayDetail
-    from cavvy.client.service_wire import ServedView
+    from cavvy.client.service_wire import NamedService
 
     metric, highest = read_best(best) if best is not None else (None, False)
 
     def read(client: "ApiClient") -> "ArrayDetail | list[JobListing]":
         found = find_named(client, place, name)
-        if isinstance(found, ServedView):
+        if isinstance(found, NamedService):
             return [client.job(place, each.job) for each in found.replicas if each.job]
         return found if isinstance(found, ArrayDetail) else [found]
 

@@ -31,7 +31,7 @@ from cavvy.domain.units import format_duration, format_measure
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.array_wire import ArrayDetail
-    from cavvy.client.service_wire import ServedView
+    from cavvy.client.service_wire import NamedService
     from cavvy.client.wire import ForecastView, JobDetail
 
 _STILL_TOLD_S = 60
@@ -62,7 +62,7 @@ def command(name: str | None, project: str, watch: bool, output: str) -> None:
 
     chosen = [name] if name else []  # without a name, it is looked for once
 
-    def read(client: "ApiClient") -> "ShownJob | ArrayDetail | ServedView":
+    def read(client: "ApiClient") -> "ShownJob | ArrayDetail | NamedService":
         from cavvy.client import wire
 
         chosen[:] = chosen or [find_newest(client, project, "status")]
@@ -73,7 +73,7 @@ def command(name: str | None, project: str, watch: bool, output: str) -> None:
         forecast = client.forecast(project, job.id) if planned else None
         return ShownJob(job, forecast, _estimate_left(client, job))
 
-    def show(found: "ShownJob | ArrayDetail | ServedView") -> None:
+    def show(found: "ShownJob | ArrayDetail | NamedService") -> None:
         from cavvy.client.array_wire import ArrayDetail
 
         if isinstance(found, ShownJob):

@@ -38,7 +38,7 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
             "expected either names of jobs or --all", "`cavvy ps` lists jobs", exit_code=2
         )
     from cavvy.client.array_wire import ArrayDetail
-    from cavvy.client.service_wire import ServedView, end_service
+    from cavvy.client.service_wire import NamedService, end_service
     from cavvy.client.wire import JobDetail
 
     services: list[str] = []
@@ -51,7 +51,7 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
             found = [find_named(client, project, name, newest=True) for name in names]
             ids = [each.id for each in found if isinstance(each, JobDetail)]
             arrays = [each.array.id for each in found if isinstance(each, ArrayDetail)]
-            services = [each.name for each in found if isinstance(each, ServedView)]
+            services = [each.name for each in found if isinstance(each, NamedService)]
         for service in services:
             end_service(client, project, service)
         for array_id in arrays:
@@ -80,10 +80,10 @@ def _tell_services(client: "ApiClient", project: str, stopped: "list[str] | None
     `stopped` jobs, or all services of the project if `stopped` is None.
     """
     from cavvy.client import ApiError
-    from cavvy.client.service_wire import list_services
+    from cavvy.client.service_wire import list_named_services
 
     try:
-        services = [each for each in list_services(client, project) if each.state != "ending"]
+        services = [each for each in list_named_services(client, project) if each.state != "ending"]
     except ApiError:  # the jobs are stopped, and the user may lack the right to see services
         return
     for each in services:

@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from cavvy import __version__
 from cavvy.client.metrics import describe_energy
-from cavvy.client.service_calls import show_apis, show_priced_tokens
+from cavvy.client.token_prices import show_apis, show_priced_tokens
 from cavvy.domain.units import (
     Money,
     format_count,

@@ -45,6 +45,7 @@ _MACHINE = "/v1/projects/{project}/machines/{name}"
 # sensitive routes -> the only roles that may use them, written by hand
 SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("POST", "/v1/projects/{project}/jobs"): RUNNERS,
+    ("POST", "/v1/projects/{project}/jobs/{name}/model"): RUNNERS,
     ("POST", "/v1/projects/{project}/job-check"): RUNNERS,
     ("POST", "/v1/projects/{project}/job-graph-check"): RUNNERS,
     ("POST", "/v1/projects/{project}/job-graphs"): RUNNERS,

@@ -42,7 +42,7 @@ from cavvy.client.errors import FOR_PROGRAMS
 from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView, TokensView
 from cavvy.client.policy_wire import PolicyAsk, ProjectPolicyView, UserLimitsView
 from cavvy.client.queue_wire import ShareReport
-from cavvy.client.service_calls import rate_apis
+from cavvy.client.token_prices import rate_apis
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import StartWindow, TaskSpec
 from cavvy.domain.values import replace

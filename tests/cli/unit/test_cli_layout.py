@@ -34,7 +34,7 @@ from tests.unit.cli_client import (
 )
 
 import cavvy.cli
-from cavvy.cli.main import COMMANDS, cli
+from cavvy.cli.main import cli
 from cavvy.cli.reach import usage
 from cavvy.cli.view import layout
 from cavvy.cli.view.layout import (
@@ -52,7 +52,6 @@ from cavvy.client import (
     policy_wire,
     pool_wire,
     queue_wire,
-    service_wire,
     wire,
 )
 from cavvy.client.account_wire import AccountClient
@@ -403,65 +402,8 @@ def long_names(client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr(usage, "read_runs", lambda *_: [IDLE])
     monkeypatch.setattr(usage, "list_used_machines", lambda *_: [USED])
     monkeypatch.setattr(usage, "list_offers_of", lambda *_: [COMMITTED])
-    monkeypatch.setattr(service_wire, "list_services", lambda *_: [make_service()])
-    monkeypatch.setattr(service_wire, "list_service_keys", lambda *_: [SERVICE_KEY])
-    queue = queue_wire.CallQueueView(calls=[QUEUED], counts={"waiting": 1})
-    monkeypatch.setattr(queue_wire, "list_calls", lambda *_, **asked: queue)
     monkeypatch.setattr(account_wire, "read_newest", lambda *_, **filters: [make_audit_row()])
     return client
-
-
-SERVICE_KEY = service_wire.ServiceKeyView(
-    id="0123456789abcdef",
-    label=REASON,
-    user=USER,
-    per_s=1.5,
-    burst=10,
-    created_at=at(0),
-    expires_at=at(9),
-    used_at=at(5),
-)
-
-
-QUEUED = queue_wire.QueuedCallView(
-    id="01jdqk3w5t9xz7e2aaaaaaaaaa",
-    state="waiting",
-    method="POST",
-    path="/",
-    source="bucket",
-    object=f"s3://{NAME}/{NAME}",
-    user=USER,
-    submitted_at=at(0),
-    due_at=at(9),
-    tries=3,
-    problem=REASON,
-    status=504,
-    answer_headers={},
-    ended_at=None,
-    expires_at=None,
-)
-
-
-def make_service() -> service_wire.ServedView:
-    return service_wire.ServedView(
-        project=PROJECT,
-        name=NAME,
-        user=USER,
-        state="failing",
-        url=f"http://127.0.0.1:65535/{PROJECT}/{NAME}",
-        models=[],
-        revision=12,
-        created_at=at(0),
-        ready=10,
-        target=12,
-        why="backlog",
-        least=0,
-        most=12,
-        problem=REASON,
-        replicas=[],
-        traffic=None,
-        spent_micros=123_456_789,
-    )
 
 
 def make_audit_row() -> account_wire.AuditLogRow:
@@ -515,9 +457,6 @@ TABLES = {  # command -> the names that its table must contain
     "reservations list": [PROJECT],
     "joined": [MACHINE],
     "machines": [MACHINE],
-    "services": [NAME],
-    f"key list {NAME}": ["0123456789abcdef"],
-    f"queue list {NAME}": [QUEUED.id],
     "quota": ["Standard NDSH100v5 Family vCPUs"],
     "gc": ["rm-0-01jdqk3w5t9xz7e2-12"],
     "schedules": [NIGHTLY],
@@ -556,8 +495,6 @@ def test_tables_keep_names_whole_and_fit_the_terminal(
 ) -> None:
     (tmp_path / "TASK").write_text("name: t\nrun: 'true'\nresources: {gpu: H100:8}\n")
     (tmp_path / "NONE").write_text("name: t\nrun: 'true'\nresources: {gpu: H100:8, cpu: 9999}\n")
-    if command.split()[0] in ("services", "key", "queue") and command.split()[0] not in COMMANDS:
-        pytest.skip("its capability is left out")
     words = [
         str(tmp_path / word) if word.isupper() and word in "TASK NONE" else word
         for word in command.split()

@@ -16,12 +16,12 @@ from cavvy.cli.reach import services
 from cavvy.client import ApiError, ExecChunk, wire
 from cavvy.client.array_wire import ArrayDetail, ArrayMemberView
 from cavvy.client.ledger_wire import LedgerSumView
-from cavvy.client.service_wire import ReplicaView, ServedView
+from cavvy.client.service_wire import NamedService, ReplicaView
 
 __all__ = ["client"]
 
 
-def make_service(*states: str, target: int | None = None, state: str = "ready") -> ServedView:
+def make_service(*states: str, target: int | None = None, state: str = "ready") -> NamedService:
     replicas = [
         ReplicaView(
             job=f"id-of-web.{number}",
@@ -39,24 +39,18 @@ def make_service(*states: str, target: int | None = None, state: str = "ready") 
         )
         for number, each in enumerate(states, 1)
     ]
-    return ServedView(
+    return NamedService(
         project="default",
         name="web",
-        user="",
         state=state,
         url="http://127.0.0.1:1/default/web",
         models=[],
         revision=1,
-        created_at=T0,
         ready=states.count("ready"),
         target=len(states) if target is None else target,
         why="no request",
-        least=0,
-        most=2,
         problem="",
         replicas=replicas,
-        traffic=None,
-        spent_micros=0,
     )
 
 
@@ -87,7 +81,7 @@ def make_array(*phases: str) -> ArrayDetail:
 class Named(FakeClient):
     """A client whose project has a service `web` and an array `sweep`."""
 
-    services: list[ServedView | None]  # as they are from one look to the next
+    services: list[NamedService | None]  # as they are from one look to the next
     array: ArrayDetail
     ledger: list[LedgerSumView]
 

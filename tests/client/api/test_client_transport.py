@@ -25,8 +25,7 @@ from cavvy.client.account_wire import AccountClient, list_keys, list_trusts, lis
 from cavvy.client.ledger_wire import list_entries, sum_ledger
 from cavvy.client.paths import make_id, read_time
 from cavvy.client.policy_wire import list_budgets
-from cavvy.client.queue_wire import list_calls, retry_calls
-from cavvy.client.service_wire import list_service_keys, list_services
+from cavvy.client.service_wire import list_named_services
 from cavvy.client.transport import ClientConnection
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n" + b'{"status":"ok"}'
@@ -299,12 +298,9 @@ def test_an_answer_of_another_program_is_explained_in_one_line(
     [
         ApiClient.server,
         list_budgets,
-        list_services,
+        list_named_services,
         lambda client: sum_ledger(client, ["job"]),
         lambda client: list(list_entries(client)),
-        lambda client: list_calls(client, "p", "svc", limit=5),
-        lambda client: retry_calls(client, "p", "svc", None),
-        lambda client: list_service_keys(client, "p", "svc"),
         lambda client: AccountClient(client).whoami(),
         lambda client: AccountClient(client).create_project("p", None),
         list_ways,

@@ -12,7 +12,7 @@ import pytest
 from tests.console_rig import Browser, CannedClient, listing, sign_in
 
 from cavvy.client import ApiClient, Patience, Unreachable, account_wire
-from cavvy.client.service_wire import list_services
+from cavvy.client.service_wire import list_named_services
 from cavvy.client.transport import HttpAnswer
 from cavvy.console.access import Access, EachUser, OneUser
 from cavvy.console.memory import NOT_RUNNING, PAGE_S, ClientPool, find_embedded
@@ -156,7 +156,7 @@ def test_a_page_ends_although_the_server_is_silent(
         pool = ClientPool(client)
         for _ in range(2):  # a connection that was lent before has a new limit
             with pool.lend() as lent, pytest.raises(Unreachable, match="timed out"):
-                list_services(lent)
+                list_named_services(lent)
         pool.close()
 
 

@@ -27,7 +27,6 @@ from cavvy.capabilities.edge.nouns import (
 )
 from cavvy.capabilities.edge.on_device.bundle import pack_device
 from cavvy.capabilities.edge.service import EdgeService
-from cavvy.client.service_wire import ServedView
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.parts import KnownService
 from cavvy.domain.figures import FigureBlock, FigureColumns
@@ -313,8 +312,15 @@ async def test_the_limits_of_a_site_hold_for_all_its_devices(api: Api) -> None:
     assert any("mib_per_s" in each.text for each in records)
 
 
+async def read(api: Api, path: str, kind: type[Any]) -> Any:
+    return decode((await api.http.get(path)).content, type=kind)
+
+
 async def test_both_paths_of_a_service_tell_what_they_cost_in_the_same_hours(api: Api) -> None:
-    commands = pytest.importorskip("cavvy.capabilities.serving.services_command")
+    commands, wire = (
+        pytest.importorskip(f"cavvy.capabilities.serving.{each}")
+        for each in ("services_command", "wire")
+    )
     path = "/v1/projects/default/services/s"
     text = "{name: s, run: x, resources: {cpu: 0.1}, service: {port: 80, edge: [{model: m}]}}"
     assert (await api.http.put(path, json={"text": text, "user": "ada"})).status_code == 200
@@ -350,7 +356,9 @@ async def test_both_paths_of_a_service_tell_what_they_cost_in_the_same_hours(api
     # an hour of two devices, each of which serves a second model; answers of one good minute
     assert (found["micros"], found["answered"], found["window_s"] >= 3600) == (12_000, 1000, True)
     assert (found["cloud_micros"], found["cloud_requests"]) == (0, 300)
-    told = dict(commands.list_pairs(decode((await api.http.get(path)).content, type=ServedView)))
+    told = dict(
+        commands.list_pairs(decode((await api.http.get(path)).content, type=wire.ServedView))
+    )
     assert "; $0.0120 per 1,000 answers in the last 1h" in told["device path"], told
     assert "in all, $0.0000 per 1,000 answers in the last 1h" in told["cloud path"], told
     lied = (await shown(1 << 32, 12_000))["micros"]
@@ -361,12 +369,16 @@ async def test_both_paths_of_a_service_tell_what_they_cost_in_the_same_hours(api
     edge._known.clear()
     found, days = await shown(1 << 32, 12_000), 86_400
     assert (found["window_s"] > 39 * days, found["cloud_window_s"]) == (True, 30 * days)
-    told = dict(commands.list_pairs(decode((await api.http.get(path)).content, type=ServedView)))
+    told = dict(
+        commands.list_pairs(decode((await api.http.get(path)).content, type=wire.ServedView))
+    )
     assert "in the last 40d" in told["device path"], told
     assert "in the last 30d" in told["cloud path"], told
     assert (await shown(3600, 0))["micros"] == 0
     await shown(3600)
-    told = dict(commands.list_pairs(decode((await api.http.get(path)).content, type=ServedView)))
+    told = dict(
+        commands.list_pairs(decode((await api.http.get(path)).content, type=wire.ServedView))
+    )
     assert "cost unknown" in told["device path"], told
     wrong = {"up_s": -1}, {"up_s": 1 << 60}, {"up_s": 0.5}, {"up_s": "x"}
     for sent in wrong:

@@ -46,13 +46,7 @@ from cavvy.client import ApiClient, ApiError, connect
 from cavvy.client.account_wire import read_newest
 from cavvy.client.blobs import upload
 from cavvy.client.model_wire import ModelView
-from cavvy.client.service_wire import (
-    EdgePathView,
-    end_service,
-    find_service,
-    list_services,
-    put_service,
-)
+from cavvy.client.service_wire import EdgePathView, end_service, list_named_services, put_service
 from cavvy.spec.workdir import freeze
 
 pytestmark = pytest.mark.system
@@ -430,14 +424,15 @@ def services_of(client: ApiClient) -> Iterator[None]:
     try:
         yield
     finally:
-        for each in list_services(client):
+        for each in list_named_services(client):
             end_service(client, each.project, each.name)
-        wait_until(lambda: not list_services(client))
+        wait_until(lambda: not list_named_services(client))
 
 
 def test_one_service_answers_on_its_devices_and_in_the_cloud_without_a_lost_request(
     client: ApiClient, tmp_path: Path
 ) -> None:
+    find_service = pytest.importorskip("cavvy.capabilities.serving.wire").find_service
     good = tmp_path / "good"
     good.mkdir()
     make_model(good / "model.onnx")

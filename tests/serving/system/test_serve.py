@@ -16,7 +16,7 @@ from tests.system.ports import free_port
 from tests.system.trust import User, check_clean, environment, serving_user_at
 from tests.waits import START_S, wait_until
 
-from cavvy.client.service_wire import LevelShares, ServedView, find_service
+from cavvy.capabilities.serving.wire import LevelShares, ServedView, find_service
 
 pytestmark = pytest.mark.system
 EXAMPLE = Path(__file__).parents[3] / "examples" / "serve-hello"

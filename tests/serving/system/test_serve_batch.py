@@ -17,7 +17,7 @@ from tests.repository.system.test_deploy import ENV
 from tests.system.trust import User, serving_user_at
 from tests.waits import START_S, wait_until
 
-from cavvy.client.queue_wire import QueuedCallAsk, find_call, list_calls, submit_call
+from cavvy.capabilities.serving.call_wire import QueuedCallAsk, find_call, list_calls, submit_call
 
 pytestmark = pytest.mark.system
 

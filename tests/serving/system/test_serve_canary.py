@@ -10,7 +10,7 @@ import pytest
 from tests.system.trust import User, environment, serving_user_at
 from tests.waits import START_S, wait_until
 
-from cavvy.client.service_wire import ServedView, find_service
+from cavvy.capabilities.serving.wire import ServedView, find_service
 
 pytestmark = pytest.mark.system
 SERVICE = """\

@@ -28,7 +28,8 @@ from tests.system.trust import User, environment
 from tests.waits import START_S, wait_until
 
 from cavvy.capabilities.serving.gateway.haproxy.runtime import HaproxyRuntime
-from cavvy.client.service_wire import ReplicaView, find_service
+from cavvy.capabilities.serving.wire import find_service
+from cavvy.client.service_wire import ReplicaView
 from cavvy.providers.contract import memory_cloud
 from cavvy.providers.contract.rest_stand_in import RestServer
 

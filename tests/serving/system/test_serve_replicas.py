@@ -15,17 +15,16 @@ import pytest
 from tests.system.replica_site import ReplicaSite
 from tests.waits import START_S, wait_until
 
-from cavvy.client import ApiClient
-from cavvy.client.connection import ensure_server
-from cavvy.client.service_wire import (
+from cavvy.capabilities.serving.wire import (
     ServedView,
     ServiceKeyAsk,
     create_service_key,
-    end_service,
     find_service,
-    put_service,
     revoke_service_key,
 )
+from cavvy.client import ApiClient
+from cavvy.client.connection import ensure_server
+from cavvy.client.service_wire import end_service, put_service
 from cavvy.store.leases import shard_of
 
 pytestmark = pytest.mark.system

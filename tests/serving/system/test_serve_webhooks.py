@@ -18,8 +18,8 @@ from tests.system.ports import free_port
 from tests.system.trust import User, environment, serving_user_at
 from tests.waits import wait_until
 
+from cavvy.capabilities.serving.call_wire import list_calls
 from cavvy.capabilities.serving.decide.webhook_calls import sign_standard
-from cavvy.client.queue_wire import list_calls
 
 pytestmark = pytest.mark.system
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

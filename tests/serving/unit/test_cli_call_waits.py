@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from cavvy.capabilities.serving.answers import find_model, say_problem
 from cavvy.capabilities.serving.call_command import find_text
-from cavvy.cli.reach.service_call import list_advice, list_waits
+from cavvy.capabilities.serving.reach import list_advice, list_waits
+from cavvy.capabilities.serving.wire import ServedView
 from cavvy.cli.view.failure import CommandFailure
-from cavvy.client.service_calls import find_model, say_problem
-from cavvy.client.service_wire import ReplicaView, ServedView
+from cavvy.client.service_wire import ReplicaView
 
 
 def make_service(**facts: Any) -> ServedView:

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from cavvy.capabilities.serving import call_command as call
-from cavvy.client import queue_wire
+from cavvy.capabilities.serving import call_wire
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_only_dead_calls_are_sent_again(
 ) -> None:
     found = SimpleNamespace(call=SimpleNamespace(state="done"))
     monkeypatch.setattr(call, "session", nullcontext)
-    monkeypatch.setattr(queue_wire, "retry_calls", lambda *_: count)
-    monkeypatch.setattr(queue_wire, "find_call", lambda *_: found)
+    monkeypatch.setattr(call_wire, "retry_calls", lambda *_: count)
+    monkeypatch.setattr(call_wire, "find_call", lambda *_: found)
     done = CliRunner().invoke(call.queue_command, ["retry", *arguments])
     assert (done.exit_code, said in done.output) == (code, True)

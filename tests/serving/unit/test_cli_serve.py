@@ -11,8 +11,8 @@ from tests.unit.cli_client import FakeClient
 
 import cavvy.capabilities.serving.serve_command
 from cavvy import named_files
+from cavvy.capabilities.serving.wire import ServedView
 from cavvy.cli.main import cli
-from cavvy.client.service_wire import ServedView
 from cavvy.client.wire import SubmitRequest
 
 FILE = """\

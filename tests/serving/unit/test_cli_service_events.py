@@ -4,15 +4,15 @@ from datetime import UTC, datetime
 
 from tests.serving.unit.test_cli_call_waits import make_service
 
-from cavvy.capabilities.serving.services_command import list_pairs
-from cavvy.cli.view.formatting import list_events, show_time
-from cavvy.client.service_wire import (
+from cavvy.capabilities.serving.services_command import list_events, list_pairs
+from cavvy.capabilities.serving.wire import (
     CronView,
     FallbackView,
     QueueView,
     ServiceTrafficView,
     WebhookView,
 )
+from cavvy.cli.view.formatting import show_time
 
 AT = datetime(2026, 1, 2, 3, tzinfo=UTC)
 URL = "https://cavvy.example.org/hooks/v1/default/echo/push"

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 from tests.console.unit.test_console_submit import client
-from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, replica, served, sign_in
+from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, replica, sign_in
+from tests.serving.served import served
 
 from cavvy.capabilities.serving import pages
-from cavvy.client import ApiError, wire
-from cavvy.client.ledger_wire import TokensView
-from cavvy.client.queue_wire import CallCount, CallQueueView, QueuedCallView
-from cavvy.client.service_wire import (
+from cavvy.capabilities.serving.call_wire import CallCount, CallQueueView, QueuedCallView
+from cavvy.capabilities.serving.wire import (
     CronView,
     FallbackView,
     LevelShares,
@@ -29,6 +28,8 @@ from cavvy.client.service_wire import (
     UnplacedView,
     WebhookView,
 )
+from cavvy.client import ApiError, wire
+from cavvy.client.ledger_wire import TokensView
 
 PATH = "/services/default/chat"
 API = "/v1/projects/default/services/chat"

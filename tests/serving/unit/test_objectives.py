@@ -26,7 +26,7 @@ from cavvy.capabilities.serving.gateway.token_meter import AnswerTimes, FirstTok
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
 from cavvy.capabilities.serving.loads import TokenTimes
 from cavvy.capabilities.serving.services_command import _show_objective, _show_speed
-from cavvy.client.service_wire import ObjectiveView, TokenSpeedView
+from cavvy.capabilities.serving.wire import ObjectiveView, TokenSpeedView
 from cavvy.domain.services import LatencyGoal, ReplicaRole
 from cavvy.domain.values import replace
 from cavvy.spec import SpecError

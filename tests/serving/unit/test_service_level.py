@@ -11,7 +11,7 @@ from cavvy.capabilities.serving.decide.service_figures import (
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.services_command import _show_level
 from cavvy.capabilities.serving.stored_services import StoredService
-from cavvy.client.service_wire import LevelShares, LevelView
+from cavvy.capabilities.serving.wire import LevelShares, LevelView
 from cavvy.task_files import parse_file
 
 NOW = datetime(2026, 3, 1, 12, 2, tzinfo=UTC)

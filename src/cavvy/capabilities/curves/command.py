@@ -117,12 +117,12 @@ def _read_others(
     """Return the curves of the jobs of an array, of the replicas of a service, or of a machine's
     session. Raises `error` if none has this name."""
     from cavvy.client.array_wire import ArrayDetail
-    from cavvy.client.service_wire import ServedView
+    from cavvy.client.service_wire import NamedService
 
     found = find_named(client, project, name, error)
     if isinstance(found, ArrayDetail):
         jobs = [each.id for each in found.jobs if each.attempt]
-    elif isinstance(found, ServedView):
+    elif isinstance(found, NamedService):
         jobs = [each.job for each in found.replicas if each.job]
     else:
         jobs = [found.id]

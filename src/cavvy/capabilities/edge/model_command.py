@@ -587,7 +587,7 @@ def _copy_checkpoint(client: "ApiClient", project: str, name: str) -> tuple[str,
     """Return a snapshot with a job's newest checkpoint, the job's name, and the checkpoint's
     folder."""
     from cavvy.cli.reach.names import find_job
-    from cavvy.client.service_wire import make_model_folder
+    from cavvy.client.model_folder import make_model_folder
 
     job = find_job(client, project, name)
     made = make_model_folder(client, job.project, job.name, [], _BELOW)

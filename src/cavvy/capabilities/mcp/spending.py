@@ -105,9 +105,9 @@ class Spending:
 
     def serve(self, task: PreparedTask) -> dict[str, object]:
         """Start a service to which the user has agreed. Raises CommandFailure."""
-        from cavvy.cli.reach.service_call import await_url
+        from cavvy.cli.reach.services import await_url
         from cavvy.cli.task.submission import make_origin
-        from cavvy.client.service_wire import put_service
+        from cavvy.client.service_wire import find_named_service, put_service
 
         loaded = task.loaded
         with session() as client:
@@ -123,7 +123,7 @@ class Spending:
                 user=getpass.getuser(),
                 consent=True,
             )
-            found = await_url(client, project, loaded.task.name)
+            found = await_url(client, project, loaded.task.name, find_named_service)
         return {"service": found.name, "project": found.project, "url": found.url}
 
     def _read_ceiling(self, max_usd: float) -> Money:

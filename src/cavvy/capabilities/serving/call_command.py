@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import service_argument, service_key_option, show_key
-from cavvy.cli.reach.service_call import (
+from cavvy.capabilities.serving.reach import (
     answer_timeout_option,
     ask_service,
     find_serving,
+    service_argument,
+    service_key_option,
+    show_key,
     tell_state,
 )
 from cavvy.cli.reach.session import named, project_option, session
@@ -27,8 +29,8 @@ from cavvy.cli.view.output import TableColumn, output_option, pairs_out, rows_ou
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
-    from cavvy.client.queue_wire import QueuedCallView
-    from cavvy.client.service_wire import ServedView
+    from cavvy.capabilities.serving.call_wire import QueuedCallView
+    from cavvy.client.service_wire import NamedService
 
 
 _PART = 65536
@@ -169,7 +171,7 @@ def _add(
     body: bytes,
     call_id: str,
 ) -> None:
-    from cavvy.client.queue_wire import QueuedCallAsk, submit_call
+    from cavvy.capabilities.serving.call_wire import QueuedCallAsk, submit_call
 
     path = path if path.startswith("/") else f"/{path}"
     ask = QueuedCallAsk(id=call_id, method=method, path=path, headers=headers, body=body)
@@ -249,9 +251,9 @@ def _read_lines(message: str | None) -> Iterator[str]:
             yield line.strip()
 
 
-def _ask_model(found: "ServedView", key: str | None, timeout_s: float) -> str:
+def _ask_model(found: "NamedService", key: str | None, timeout_s: float) -> str:
     """Return a model of the program of a service without `models`, or else the service's name."""
-    from cavvy.client.service_calls import find_model
+    from cavvy.capabilities.serving.answers import find_model
 
     asked = ask_service(found.url, "/v1/models", "GET", None, show_key(key), timeout_s)
     with ExitStack() as stack:
@@ -260,11 +262,11 @@ def _ask_model(found: "ServedView", key: str | None, timeout_s: float) -> str:
         return find_model(answer.read()) or found.name
 
 
-def _say(found: "ServedView", ask: dict[str, object], key: str | None, timeout_s: float) -> str:
+def _say(found: "NamedService", ask: dict[str, object], key: str | None, timeout_s: float) -> str:
     """Print the answer as it arrives, and return it."""
     from msgspec.json import encode
 
-    from cavvy.client.service_calls import CHAT_PATH, say_problem
+    from cavvy.capabilities.serving.answers import CHAT_PATH, say_problem
 
     headers = {"Content-Type": "application/json", **show_key(key)}
     asked = ask_service(found.url, CHAT_PATH, "POST", encode(ask), headers, timeout_s)
@@ -283,7 +285,7 @@ def _say(found: "ServedView", ask: dict[str, object], key: str | None, timeout_s
     return "".join(parts)
 
 
-def _advise_key(found: "ServedView", key: str | None) -> str:
+def _advise_key(found: "NamedService", key: str | None) -> str:
     made = f"`cavvy services key create {named(found.project, found.name)}` makes one"
     if key is None:
         return f"pass a key with --key or in the variable CAVVY_SERVICE_KEY; {made}"
@@ -303,10 +305,10 @@ def _read_parts(answer: "HTTPResponse") -> Iterator[str]:
 
 def find_text(data: bytes, key: str) -> str:
     """Return the text of a whole answer or of one event. Raises CommandFailure."""
-    from cavvy.client import service_calls
+    from cavvy.capabilities.serving import answers
 
     try:
-        return service_calls.find_text(data, key)
+        return answers.find_text(data, key)
     except ValueError as error:
         message = f"the answer is not JSON: {data[:200].decode(errors='replace')}"
         hint = "the service's program must implement /v1/chat/completions of OpenAI's API"
@@ -337,8 +339,8 @@ def list_calls(name: str, project: str, state: str | None, limit: int, output: s
     """List the calls of a service by ID, with the number of calls in each state."""
     from msgspec.structs import replace
 
+    from cavvy.capabilities.serving import call_wire
     from cavvy.cli.view import formatting
-    from cavvy.client import queue_wire
 
     columns = [
         TableColumn("id"),
@@ -354,7 +356,7 @@ def list_calls(name: str, project: str, state: str | None, limit: int, output: s
         TableColumn("ended_at", "ENDED", formatting.show_time, hidden=True),
     ]
     with session() as client:
-        found = queue_wire.list_calls(client, project, name, state=state or "", limit=limit)
+        found = call_wire.list_calls(client, project, name, state=state or "", limit=limit)
     calls: Sequence[object] = found.calls
     if output == "table":
         calls = [replace(each, state=_show_state(each)) for each in found.calls]
@@ -373,11 +375,11 @@ def _show_state(call: "QueuedCallView") -> str:
 @project_option
 def show_call(name: str, call_id: str, project: str) -> None:
     """Show one call: its state, its tries and the reason for the last failure."""
+    from cavvy.capabilities.serving import call_wire
     from cavvy.cli.view import formatting
-    from cavvy.client import queue_wire
 
     with session() as client:
-        call = queue_wire.find_call(client, project, name, call_id).call
+        call = call_wire.find_call(client, project, name, call_id).call
     next_try = ""
     if call.state == "waiting" and not call.running:
         next_try = formatting.show_time(call.due_at)
@@ -404,10 +406,10 @@ def show_result(name: str, call_id: str, project: str) -> None:
     """Print the body of the result of a call. The exit code is 1 if the call has no result yet or
     has failed.
     """
-    from cavvy.client import queue_wire
+    from cavvy.capabilities.serving import call_wire
 
     with session() as client:
-        found = queue_wire.find_call(client, project, name, call_id)
+        found = call_wire.find_call(client, project, name, call_id)
     JobOutput().write(found.body)
     if found.call.state != "done":
         text = f"call {call_id} is {found.call.state}"
@@ -421,12 +423,12 @@ def show_result(name: str, call_id: str, project: str) -> None:
 @project_option
 def retry_calls(name: str, call_id: str | None, project: str) -> None:
     """Send one dead call, or all dead calls, of a service again."""
-    from cavvy.client import queue_wire
+    from cavvy.capabilities.serving import call_wire
 
     with session() as client:
-        count = queue_wire.retry_calls(client, project, name, call_id)
+        count = call_wire.retry_calls(client, project, name, call_id)
         if call_id and not count:
-            state = queue_wire.find_call(client, project, name, call_id).call.state
+            state = call_wire.find_call(client, project, name, call_id).call.state
             raise CommandFailure(
                 f"call {call_id} is {state}; only dead calls can be sent again",
                 f"`cavvy services queue show {name} {call_id}` shows the call",
@@ -459,8 +461,8 @@ def purge_calls(name: str, project: str, state: str) -> None:
     """Delete the calls in one state, with their results. If an event has added a call and `purge`
     has deleted the call, the same event does not add the call again.
     """
-    from cavvy.client import queue_wire
+    from cavvy.capabilities.serving import call_wire
 
     with session() as client:
-        count = queue_wire.purge_calls(client, project, name, state)
+        count = call_wire.purge_calls(client, project, name, state)
     click.echo(f"{count} {state} {'call' if count == 1 else 'calls'} of {name} deleted")

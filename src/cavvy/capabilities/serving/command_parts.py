@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cavvy.client.service_wire import ServedView
+    from cavvy.client.service_wire import NamedService
     from cavvy.task_files import ReadOptions
 
 
@@ -26,8 +26,12 @@ class CommandParts:
 
         serve_file(file, options, params, yes=yes, project=project, name=name, output=output)
 
-    def show_service(self, found: "ServedView", output: str) -> None:
+    def show_service(self, found: "NamedService", output: str) -> None:
         """See `ServiceCommands.show_service`."""
         from cavvy.capabilities.serving.services_command import show_service
+        from cavvy.capabilities.serving.wire import find_service
+        from cavvy.cli.reach.session import session
 
-        show_service(found, output)
+        with session() as client:
+            served = find_service(client, found.project, found.name)
+        show_service(served, output)

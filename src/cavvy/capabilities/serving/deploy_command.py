@@ -76,9 +76,11 @@ def command(
     and --yes.
     """
     from cavvy.capabilities.serving.deployment import ModelChoice, prepare, prepare_file
+    from cavvy.capabilities.serving.reach import list_advice
     from cavvy.cli.reach.names import find_job
     from cavvy.cli.reach.published import find_version
-    from cavvy.cli.reach.service_call import await_url, list_advice
+    from cavvy.cli.reach.services import await_url
+    from cavvy.client.service_wire import find_named_service
 
     if file is not None and (engine or model):
         raise CommandFailure(
@@ -97,7 +99,7 @@ def command(
                 else prepare_file(client, job, file, param, choice)
             )
         _start(client, project, service, found, yes=yes)
-        served = await_url(client, project, service)
+        served = await_url(client, project, service, find_named_service)
     if output == "json":
         from cavvy.cli.view.output import json_out
 

@@ -14,8 +14,8 @@ from cavvy.cli.task.load import read_params, read_task
 from cavvy.cli.task.submission import make_origin, upload_files
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.blobs import read_snapshot, upload
+from cavvy.client.model_folder import make_model_folder
 from cavvy.client.reruns import show_param
-from cavvy.client.service_wire import make_model_folder
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import Struct, replace

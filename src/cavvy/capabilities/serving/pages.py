@@ -16,19 +16,25 @@ from msgspec.json import encode
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from cavvy.client import ApiClient
-from cavvy.client.queue_wire import CallQueueView, list_calls, retry_calls
-from cavvy.client.service_calls import CHAT_PATH, ServiceSilent, find_text, open_answer, say_problem
-from cavvy.client.service_wire import (
+from cavvy.capabilities.serving.answers import (
+    CHAT_PATH,
+    ServiceSilent,
+    find_text,
+    open_answer,
+    say_problem,
+)
+from cavvy.capabilities.serving.call_wire import CallQueueView, list_calls, retry_calls
+from cavvy.capabilities.serving.wire import (
     LevelShares,
     LevelView,
     ServedView,
-    end_service,
     find_service,
     list_service_keys,
     list_services,
     read_service_figures,
 )
+from cavvy.client import ApiClient
+from cavvy.client.service_wire import end_service
 from cavvy.console import charts
 from cavvy.console.pages.page import (
     CURVE_POINTS,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import complete_services, needless_yes_option
+from cavvy.capabilities.serving.reach import complete_services
+from cavvy.cli.reach.arguments import needless_yes_option
 from cavvy.cli.reach.interrupts import held_interrupt, leave_if
 from cavvy.cli.reach.services import wait_for_end
 from cavvy.cli.reach.session import project_option, session, task_project
@@ -19,7 +20,7 @@ from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.output import json_option
 
 if TYPE_CHECKING:
-    from cavvy.client.service_wire import ServedView
+    from cavvy.capabilities.serving.wire import ServedView
     from cavvy.task_files import ReadOptions
 
 
@@ -70,8 +71,9 @@ def serve_file(
     output: str,
 ) -> None:
     """Start the service of a file and print its URL."""
+    from cavvy.capabilities.serving.wire import find_service
     from cavvy.cli.reach.follow import leave_running
-    from cavvy.cli.reach.service_call import await_url
+    from cavvy.cli.reach.services import await_url
     from cavvy.cli.task.submission import ask_consent, make_origin
     from cavvy.client.service_wire import put_service
     from cavvy.domain.values import replace
@@ -101,13 +103,13 @@ def serve_file(
             ask_server,
         )
         with leave_running(project, name):
-            found = await_url(client, project, name)
+            found = await_url(client, project, name, find_service)
     _show(found, output)
 
 
 def _show(found: "ServedView", output: str) -> None:
-    from cavvy.cli.reach.service_call import list_advice
-    from cavvy.cli.view.formatting import describe_webhook
+    from cavvy.capabilities.serving.reach import list_advice
+    from cavvy.capabilities.serving.services_command import describe_webhook
     from cavvy.cli.view.output import json_out
 
     name, project = found.name, found.project
@@ -130,7 +132,8 @@ def unserve_command(names: tuple[str, ...], project: str, everything: bool, no_w
     """End services. The replicas finish their open requests and stop; requests that wait for a
     replica are answered with 404. The bills of the services are kept.
     """
-    from cavvy.client.service_wire import end_service, find_service, list_services
+    from cavvy.capabilities.serving.wire import find_service, list_services
+    from cavvy.client.service_wire import end_service
 
     if bool(names) == everything:
         raise CommandFailure(

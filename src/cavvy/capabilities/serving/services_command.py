@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.cli.reach.arguments import read_seconds, service_argument
+from cavvy.capabilities.serving.reach import service_argument
+from cavvy.cli.reach.arguments import read_seconds
 from cavvy.cli.reach.session import any_project_option, call_server, named, project_option, session
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import NumberRange, count_option, positive_option, read_usd
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
-from cavvy.client.service_calls import rate_tokens, show_apis, show_priced_tokens, show_rate
+from cavvy.client.token_prices import rate_tokens, show_apis, show_priced_tokens, show_rate
 from cavvy.domain.units import format_count, format_number
 
 if TYPE_CHECKING:
-    from cavvy.client import service_wire
+    from cavvy.capabilities.serving import wire as service_wire
+    from cavvy.client.service_wire import EdgePathView, ReplicaView
 
 
 @click.group("services", cls=CommandGroup, invoke_without_command=True)
@@ -26,7 +28,7 @@ def command(context: click.Context, project: str | None, output: str) -> None:
     """List services with their replicas, traffic and cost. `cavvy serve FILE` starts a service."""
     if context.invoked_subcommand is not None:
         return
-    from cavvy.client import service_wire
+    from cavvy.capabilities.serving import wire as service_wire
 
     with session() as client:
         rows = [_row(each) for each in service_wire.list_services(client, project)]
@@ -61,7 +63,7 @@ def show(name: str, project: str, output: str) -> None:
     """Show one service: its URL, replicas and traffic, and the reason for the number of
     replicas.
     """
-    from cavvy.client import service_wire
+    from cavvy.capabilities.serving import wire as service_wire
 
     with session() as client:
         found = service_wire.find_service(client, project, name)
@@ -104,7 +106,6 @@ def _row(found: "service_wire.ServedView") -> dict[str, object]:
 
 def list_pairs(found: "service_wire.ServedView") -> list[tuple[str, str]]:
     """Return what `cavvy services show` shows, each with its name."""
-    from cavvy.cli.view.formatting import list_events
     from cavvy.domain.units import Money, format_usd
 
     scale = f"{found.ready} ready, {found.target} wanted ({found.why or 'no decision yet'})"
@@ -142,7 +143,7 @@ def list_pairs(found: "service_wire.ServedView") -> list[tuple[str, str]]:
 
 
 def _show_models(found: "service_wire.ServedView") -> str:
-    from cavvy.cli.reach.service_call import find_base_url
+    from cavvy.capabilities.serving.reach import find_base_url
 
     at = f"; base_url of OpenAI's clients: {find_base_url(found)}" if found.url else ""
     return ", ".join(found.models) + at
@@ -178,9 +179,7 @@ def _show_fallback(each: "service_wire.FallbackView") -> str:
     return "; ".join(parts)
 
 
-def _list_edge(
-    found: "service_wire.ServedView", each: "service_wire.EdgePathView"
-) -> list[tuple[str, str]]:
+def _list_edge(found: "service_wire.ServedView", each: "EdgePathView") -> list[tuple[str, str]]:
     """Return the path over devices and the path over the cloud, with latency and cost."""
     from cavvy.domain.units import Money, format_usd
 
@@ -330,7 +329,7 @@ def _show_unplaced(found: "service_wire.ServedView", each: "service_wire.Unplace
     )
 
 
-def _show_replica(replica: "service_wire.ReplicaView") -> str:
+def _show_replica(replica: "ReplicaView") -> str:
     reason = f": {replica.reason}" if replica.reason else ""
     where = f" on {replica.place}" if replica.place else ""
     parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in replica.start_s.items())
@@ -414,7 +413,7 @@ def create_key(
     expires: str,
 ) -> None:
     """Create a key and print it. The key cannot be shown again."""
-    from cavvy.client.service_wire import ServiceKeyAsk, create_service_key
+    from cavvy.capabilities.serving.wire import ServiceKeyAsk, create_service_key
 
     ask = ServiceKeyAsk(
         label=label,
@@ -442,8 +441,8 @@ def create_key(
 @output_option
 def list_keys(name: str, project: str, output: str) -> None:
     """List the keys of a service."""
+    from cavvy.capabilities.serving.wire import list_service_keys
     from cavvy.cli.view import formatting
-    from cavvy.client.service_wire import list_service_keys
 
     rows = call_server(list_service_keys, project, name)
 
@@ -479,7 +478,44 @@ def list_keys(name: str, project: str, output: str) -> None:
 @project_option
 def revoke_key(name: str, key_id: str, project: str) -> None:
     """Revoke a key immediately."""
-    from cavvy.client.service_wire import revoke_service_key
+    from cavvy.capabilities.serving.wire import revoke_service_key
 
     call_server(revoke_service_key, project, name, key_id)
     click.echo(f"key {key_id} of {name} is revoked")
+
+
+def list_events(found: "service_wire.ServedView", there: str) -> list[tuple[str, str]]:
+    """Return pairs of heading and text. `there` contains the command-line arguments that name the
+    service.
+    """
+    pairs = [("webhook", f"{each.name}: {describe_webhook(each)}") for each in found.webhooks]
+    pairs += [("cron", _describe_cron(each)) for each in found.crons]
+    queue = _describe_queue(found.queue, there)
+    return [*pairs, ("queue", queue)] if queue else pairs
+
+
+def describe_webhook(hook: "service_wire.WebhookView") -> str:
+    text = f"POST {hook.url} (signature {hook.signature})"
+    if hook.url.startswith("/"):
+        text += "; other systems cannot reach the webhook until server.listen is set"
+    return text
+
+
+def _describe_cron(each: "service_wire.CronView") -> str:
+    from cavvy.cli.view.formatting import show_time
+
+    text = f"{each.cron} ({each.time_zone}) calls {each.path}"
+    return text if each.next_at is None else f"{text}; next at {show_time(each.next_at)}"
+
+
+def _describe_queue(queue: "service_wire.QueueView | None", there: str) -> str:
+    """Return the counts of the queue, or "" if the queue has no calls."""
+    if queue is None or not (queue.waiting or queue.done or queue.dead):
+        return ""
+    waiting = f"{queue.waiting} waiting"
+    if queue.running:
+        waiting += f" ({queue.running} of them running)"
+    text = f"{waiting}, {queue.done} done, {queue.dead} dead"
+    if queue.dead:
+        text += f"; see `cavvy services queue list {there} --state dead`"
+    return text

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from cavvy.client import ApiClient
     from cavvy.client.maintenance_wire import HostView
     from cavvy.client.pool_wire import PoolView
-    from cavvy.client.service_wire import ServedView
+    from cavvy.client.service_wire import NamedService
     from cavvy.client.wire import JobListing, MachineView
 
-    _Named = HostView | JobListing | MachineView | PoolView | ServedView
+    _Named = HostView | JobListing | MachineView | PoolView | NamedService
 
 replace_option = click.option(
     "--replace",
@@ -58,44 +58,37 @@ def complete_jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -
 
     def read(client: "ApiClient", project: str) -> "Sequence[_Named]":
         from cavvy.client import ApiError
-        from cavvy.client.service_wire import list_services
+        from cavvy.client.service_wire import list_named_services
 
         found: list[_Named] = [*client.jobs(project, limit=200, arrays=arrays).jobs]
         if arrays:
             with suppress(ApiError):  # the account may see only jobs
-                found += list_services(client, project)
+                found += list_named_services(client, project)
         return found
 
-    return _complete(ctx, read, incomplete)
+    return complete(ctx, read, incomplete)
 
 
 def complete_machines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return names of the project's machines, or none if no server runs."""
-    return _complete(ctx, lambda client, project: client.machines(project), incomplete)
+    return complete(ctx, lambda client, project: client.machines(project), incomplete)
 
 
 def complete_pools(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return names of the project's pools, or none if no server runs."""
     from cavvy.client.pool_wire import list_pools
 
-    return _complete(ctx, list_pools, incomplete)
+    return complete(ctx, list_pools, incomplete)
 
 
 def complete_hosts(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return names of own hosts, or none if no server runs."""
     from cavvy.client.maintenance_wire import list_hosts
 
-    return _complete(ctx, lambda client, project: list_hosts(client), incomplete)
+    return complete(ctx, lambda client, project: list_hosts(client), incomplete)
 
 
-def complete_services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return names of the project's services, or none if no server runs."""
-    from cavvy.client.service_wire import list_services
-
-    return _complete(ctx, list_services, incomplete)
-
-
-def _complete(
+def complete(
     ctx: click.Context,
     list_named: "Callable[[ApiClient, str], Sequence[_Named]]",
     incomplete: str,
@@ -155,34 +148,21 @@ def _matching(names: Iterable[str], incomplete: str) -> list[str]:
 JOBS_LISTING = "`cavvy ps` lists jobs"
 
 
-def _name_argument(listing: str, complete: Callable[..., list[str]]) -> Callable[[Made], Made]:
+def name_argument(listing: str, complete: Callable[..., list[str]]) -> Callable[[Made], Made]:
     return click.argument("name", cls=NameArgument, listing=listing, shell_complete=complete)
 
 
-job_argument = _name_argument(JOBS_LISTING, complete_jobs)
+job_argument = name_argument(JOBS_LISTING, complete_jobs)
 
 
 # for commands that find the newest job of the folder's task if no name is given
 any_job_argument = click.argument("name", required=False, shell_complete=complete_jobs)
 
 
-machine_argument = _name_argument("`cavvy machines` lists machines", complete_machines)
+machine_argument = name_argument("`cavvy machines` lists machines", complete_machines)
 
 
-pool_argument = _name_argument("`cavvy pool list` lists pools", complete_pools)
-
-
-service_argument = _name_argument("`cavvy services` lists services", complete_services)
-
-
-service_key_option = click.option(
-    "--key", envvar="CAVVY_SERVICE_KEY", help="A key of the service; see `cavvy services key`."
-)
-
-
-def show_key(key: str | None) -> dict[str, str]:
-    """Return the HTTP header with a service's key."""
-    return {} if key is None else {"Authorization": f"Bearer {key}"}
+pool_argument = name_argument("`cavvy pool list` lists pools", complete_pools)
 
 
 def _read_time(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:

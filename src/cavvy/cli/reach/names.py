@@ -14,10 +14,10 @@ from cavvy.cli.view.failure import CommandFailure
 if TYPE_CHECKING:
     from cavvy.client import ApiClient, ApiError
     from cavvy.client.array_wire import ArrayDetail
-    from cavvy.client.service_wire import ServedView
+    from cavvy.client.service_wire import NamedService
     from cavvy.client.wire import JobDetail
 
-    Found = JobDetail | ArrayDetail | ServedView
+    Found = JobDetail | ArrayDetail | NamedService
 
 _T = TypeVar("_T")
 _SHOWN = 5  # names that an error lists
@@ -54,14 +54,14 @@ def find_named(
 
 def _find_other(
     client: "ApiClient", project: str, name: str, error: "ApiError"
-) -> "ArrayDetail | ServedView":
+) -> "ArrayDetail | NamedService":
     from cavvy.client import ApiError
     from cavvy.client.array_wire import read_array
-    from cavvy.client.service_wire import find_service
+    from cavvy.client.service_wire import find_named_service
 
     if "." in name:  # only jobs have a dot in their names
         raise error
-    for read in (read_array, find_service):
+    for read in (read_array, find_named_service):
         try:
             return read(client, project, name)
         except ApiError as other:
@@ -101,12 +101,12 @@ def find_job(client: "ApiClient", project: str, name: str) -> "JobDetail":
     """Return a job, for a command that needs one: of an array or a service, a job has to be named.
     Raises CommandFailure."""
     from cavvy.client.array_wire import ArrayDetail
-    from cavvy.client.service_wire import ServedView
+    from cavvy.client.service_wire import NamedService
 
     found = find_named(client, project, name)
     if isinstance(found, ArrayDetail):
         what, jobs = "a group" if found.group else "an array", [each.name for each in found.jobs]
-    elif isinstance(found, ServedView):
+    elif isinstance(found, NamedService):
         ids = [each.job for each in found.replicas if each.job]
         what, jobs = "a service", list(name_jobs(client, project, ids).values())
     else:
@@ -124,10 +124,10 @@ def find_running(
     CommandFailure.
     """
     from cavvy.client.array_wire import ArrayDetail
-    from cavvy.client.service_wire import ServedView
+    from cavvy.client.service_wire import NamedService
 
     found = find_named(client, project, name, error)
-    if isinstance(found, ServedView):
+    if isinstance(found, NamedService):
         return _choose_replica(client, found)
     if isinstance(found, ArrayDetail):
         return _choose_member(found)
@@ -159,7 +159,7 @@ def with_running(
         return request(find_running(client, project, name, error))
 
 
-def _choose_replica(client: "ApiClient", found: "ServedView") -> str:
+def _choose_replica(client: "ApiClient", found: "NamedService") -> str:
     there = named(found.project, found.name)
     alive = [each for each in found.replicas if each.job and each.ended_at is None]
     alive.sort(key=lambda each: (each.state != "ready", each.number))

@@ -3,7 +3,8 @@ have ended, and what the capability that runs them does for these commands.
 """
 
 import time
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 import click
 
@@ -15,11 +16,13 @@ from cavvy.frame.discover import load_all
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
-    from cavvy.client.service_wire import ServedView
+    from cavvy.client.service_wire import NamedService
     from cavvy.client.wire import JobDetail
     from cavvy.task_files import ReadOptions
 
+_Found = TypeVar("_Found", bound="NamedService")
 _LOOK_AGAIN_S = 0.2
+_START_S = 60.0  # maximum seconds until a gateway has started, also after a restart of the server
 _QUIET_S = 5  # seconds of waiting before a message names the reason
 
 
@@ -42,7 +45,7 @@ class ServiceCommands(Protocol):
         """Start the service of a file and print its URL. Raises CommandFailure."""
         ...
 
-    def show_service(self, found: "ServedView", output: str) -> None:
+    def show_service(self, found: "NamedService", output: str) -> None:
         """Show a service, as `cavvy services show` does."""
         ...
 
@@ -60,9 +63,9 @@ def find_service_commands() -> ServiceCommands:
 class ReplicaLogs:
     """The replicas of a service, as their logs are read. Jobs that have ended are asked once."""
 
-    def __init__(self, client: "ApiClient", found: "ServedView") -> None:
+    def __init__(self, client: "ApiClient", found: "NamedService") -> None:
         self._client, self._project, self._name = client, found.project, found.name
-        self._found: ServedView | None = found
+        self._found: NamedService | None = found
         self._jobs: dict[str, JobDetail] = {}
 
     def look(self) -> LogGroup:
@@ -81,10 +84,10 @@ class ReplicaLogs:
 
     def look_again(self) -> LogGroup:
         from cavvy.client import ApiError
-        from cavvy.client.service_wire import find_service
+        from cavvy.client.service_wire import find_named_service
 
         try:
-            self._found = find_service(self._client, self._project, self._name)
+            self._found = find_named_service(self._client, self._project, self._name)
         except ApiError as error:
             if error.code != "service-not-found":
                 raise
@@ -101,10 +104,10 @@ def wait_for_replicas(
 ) -> None:
     """Wait until as many replicas of a service are ready as it wants, and say how many are. Raises
     CommandFailure at the time `until`."""
-    from cavvy.client.service_wire import find_service
+    from cavvy.client.service_wire import find_named_service
 
     told = ""
-    while (found := find_service(client, project, name)).ready < found.target:
+    while (found := find_named_service(client, project, name)).ready < found.target:
         state = f"{found.ready} of {found.target} replicas ready"
         state += f"; {found.problem}" if found.problem else ""
         if state != told:
@@ -120,12 +123,12 @@ def wait_for_replicas(
 def wait_for_end(client: "ApiClient", project: str, name: str, until: float | None = None) -> None:
     """Wait until a service no longer exists. Raises CommandFailure at the time `until`."""
     from cavvy.client import ApiError
-    from cavvy.client.service_wire import find_service
+    from cavvy.client.service_wire import find_named_service
 
     told = time.monotonic() + _QUIET_S
     while True:
         try:
-            found = find_service(client, project, name)
+            found = find_named_service(client, project, name)
         except ApiError as error:
             if error.code != "service-not-found":
                 raise
@@ -138,4 +141,27 @@ def wait_for_end(client: "ApiClient", project: str, name: str, until: float | No
             doing = "its requests are answered" if ends else "`cavvy stop` ends it"
             click.echo(f"{name}: waiting until {doing}", err=True)
             told = float("inf")
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def await_url(
+    client: "ApiClient",
+    project: str,
+    name: str,
+    find: "Callable[[ApiClient, str, str], _Found]",
+) -> "_Found":
+    """Wait until the gateway of the service listens, and return the service, as `find` reads it.
+    Raises CommandFailure with the reason if the gateway does not start.
+    """
+    until = time.monotonic() + _START_S
+    while True:
+        found = find(client, project, name)
+        if found.url:
+            return found
+        if found.unreachable:
+            text = f"service {name} cannot be reached: {found.unreachable}"
+            raise CommandFailure(text, "after a change of the settings, run `cavvy server restart`")
+        if time.monotonic() > until:
+            text = f"the gateway of service {name} has not started"
+            raise CommandFailure(text, "see `cavvy server logs`")
         time.sleep(_LOOK_AGAIN_S)

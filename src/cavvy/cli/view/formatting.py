@@ -1,7 +1,5 @@
 """Formats values of the API as readable text, for commands that list or follow jobs.
 
-Shows the webhooks, the cron lines and the queue of a service.
-
 Selects the events of a job that `cavvy run` and `cavvy logs -f NAME` show between log lines.
 
 `cavvy events` lists every event. This module skips events whose content another line already shows.
@@ -17,7 +15,6 @@ from cavvy.domain.local_time import to_local
 from cavvy.domain.units import Money, count_decimals, format_duration, format_number, format_usd
 
 if TYPE_CHECKING:
-    from cavvy.client.service_wire import CronView, QueueView, ServedView, WebhookView
     from cavvy.client.wire import EstimatedStart, EventView, JobDetail, JobListing
 
 
@@ -175,41 +172,6 @@ def window_of(job: "JobDetail") -> str:
 
 def show_tags(tags: Mapping[str, str]) -> str:
     return "  ".join(f"{name}={text}" for name, text in tags.items())
-
-
-def list_events(found: "ServedView", there: str) -> list[tuple[str, str]]:
-    """Return pairs of heading and text. `there` contains the command-line arguments that name the
-    service.
-    """
-    pairs = [("webhook", f"{each.name}: {describe_webhook(each)}") for each in found.webhooks]
-    pairs += [("cron", _describe_cron(each)) for each in found.crons]
-    queue = _describe_queue(found.queue, there)
-    return [*pairs, ("queue", queue)] if queue else pairs
-
-
-def describe_webhook(hook: "WebhookView") -> str:
-    text = f"POST {hook.url} (signature {hook.signature})"
-    if hook.url.startswith("/"):
-        text += "; other systems cannot reach the webhook until server.listen is set"
-    return text
-
-
-def _describe_cron(each: "CronView") -> str:
-    text = f"{each.cron} ({each.time_zone}) calls {each.path}"
-    return text if each.next_at is None else f"{text}; next at {show_time(each.next_at)}"
-
-
-def _describe_queue(queue: "QueueView | None", there: str) -> str:
-    """Return the counts of the queue, or "" if the queue has no calls."""
-    if queue is None or not (queue.waiting or queue.done or queue.dead):
-        return ""
-    waiting = f"{queue.waiting} waiting"
-    if queue.running:
-        waiting += f" ({queue.running} of them running)"
-    text = f"{waiting}, {queue.done} done, {queue.dead} dead"
-    if queue.dead:
-        text += f"; see `cavvy services queue list {there} --state dead`"
-    return text
 
 
 class JobStory:

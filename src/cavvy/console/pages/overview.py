@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from cavvy.client import ApiClient
 from cavvy.client.policy_wire import BudgetView, list_budgets
-from cavvy.client.service_wire import list_services
+from cavvy.client.service_wire import list_named_services
 from cavvy.console import charts
 from cavvy.console.charts import spending_by_day, total_of
 from cavvy.console.pages.page import UNFINISHED, Page, memory_of, try_part
@@ -41,7 +41,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "spent_micros": total_of(days.value) if days.value else 0,
             "chart": charts.stacked_days(days.value) if days.value else None,
             "budgets": [each for each in budgets if _is_full(each)],
-            "services": try_part(lambda: list_services(client)).value,
+            "services": try_part(lambda: list_named_services(client)).value,
             "problem": _find_problem(client),
         },
     )

@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from cavvy.client import ApiClient, ApiError
 from cavvy.client.account_wire import AccountClient
-from cavvy.client.service_wire import ServedView, list_services
+from cavvy.client.service_wire import NamedService, list_named_services
 from cavvy.client.wire import JobListing
 from cavvy.console.memory import Memory
 from cavvy.domain.units import is_whole
@@ -271,13 +271,13 @@ def read_figures(
 
 def services_by_replica(
     client: ApiClient, request: Request, jobs: Iterable[JobListing]
-) -> dict[str, ServedView]:
+) -> dict[str, NamedService]:
     """Return the services by the IDs of their replicas' jobs. They may be a minute old, and are
     requested only if the name of a job looks like a replica's.
     """
 
-    def fetch() -> dict[str, ServedView]:
-        found = try_part(lambda: list_services(client)).value or []
+    def fetch() -> dict[str, NamedService]:
+        found = try_part(lambda: list_named_services(client)).value or []
         return {replica.job: service for service in found for replica in service.replicas}
 
     if not any(_REPLICA_NAME.search(each.name) for each in jobs):

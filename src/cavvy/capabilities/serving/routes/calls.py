@@ -19,6 +19,8 @@ from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import OPEN, in_path, name_user
 from cavvy.api.wire import MIB, read_bytes, reply, view
+from cavvy.capabilities.serving import call_wire as wire
+from cavvy.capabilities.serving.call_wire import DeliveryView
 from cavvy.capabilities.serving.cloud_events import InvalidEvent
 from cavvy.capabilities.serving.control.call_queue import (
     CallReused,
@@ -35,8 +37,6 @@ from cavvy.capabilities.serving.queued_calls import (
     QueuedCall,
 )
 from cavvy.capabilities.serving.routes.services import ServicePath
-from cavvy.client import queue_wire as wire
-from cavvy.client.queue_wire import DeliveryView
 from cavvy.domain.accounts import Permission
 from cavvy.spec.fields.places import names_parent
 from cavvy.store.base import RowNotFound

@@ -17,6 +17,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user
 from cavvy.api.tokens import hash_token, make_token
 from cavvy.api.wire import view
+from cavvy.capabilities.serving import wire
 from cavvy.capabilities.serving.gateway.client_keys import SERVICE_KEY
 from cavvy.capabilities.serving.keeper import find_requests
 from cavvy.capabilities.serving.routes.services import ServicePath
@@ -28,7 +29,6 @@ from cavvy.capabilities.serving.stored_services import (
     note_uses,
 )
 from cavvy.catalog.regions import is_known_place, wished_place
-from cavvy.client import service_wire as wire
 from cavvy.domain.accounts import Permission
 from cavvy.store.base import RowNotFound
 

@@ -3,7 +3,6 @@ checkpoints of jobs.
 """
 
 import asyncio
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -18,8 +17,7 @@ from cavvy.api.app_state import AppState
 from cavvy.api.audit import note_change
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes import submission
-from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
-from cavvy.api.routes.submission import check_snapshot
+from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routes.views import energy_view, view_tokens
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, in_query, name_user, require
@@ -44,9 +42,7 @@ from cavvy.capabilities.serving.loads import read_places
 from cavvy.capabilities.serving.queued_calls import CallState
 from cavvy.capabilities.serving.service_rows import services_of
 from cavvy.capabilities.serving.stored_services import StoredService
-from cavvy.client import service_wire, wire
-from cavvy.client.addresses import name_host
-from cavvy.client.service_wire import (
+from cavvy.capabilities.serving.wire import (
     AimView,
     CronView,
     FallbackView,
@@ -54,7 +50,6 @@ from cavvy.client.service_wire import (
     LevelView,
     ObjectiveView,
     QueueView,
-    ReplicaView,
     ServedView,
     ServiceTrafficView,
     TokenSpeedView,
@@ -62,8 +57,10 @@ from cavvy.client.service_wire import (
     UnplacedView,
     WebhookView,
 )
+from cavvy.client import wire
+from cavvy.client.addresses import name_host
+from cavvy.client.service_wire import ReplicaView
 from cavvy.client.state import host_name
-from cavvy.control.agents.model_folder import make_model_folder
 from cavvy.control.decide.canary import CanaryTerms
 from cavvy.control.running_costs import sum_to_now
 from cavvy.domain.accounts import Permission
@@ -81,15 +78,11 @@ from cavvy.domain.tasks import TaskSpec, count_all, take_role
 from cavvy.domain.values import replace
 from cavvy.spec.support import object_to_service
 from cavvy.store.base import LedgerFilter, ProjectFilter, RowNotFound
-from cavvy.store.blobs import NotManifest
 
 router = RouteGroup("services", prefix="/v1")
 ServicePath = Annotated[
     str, Path(max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", description="The name.")
 ]
-_MOST_SNAPSHOTS = 8
-_FOLDER_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @router.get("/services", rule=in_query(Permission.VIEW))
@@ -450,35 +443,3 @@ async def view_queue(app_state: AppState, service: StoredService) -> QueueView:
         done=counts.get(CallState.DONE, 0),
         dead=counts.get(CallState.DEAD, 0),
     )
-
-
-@router.post(
-    "/projects/{project}/jobs/{name}/model",
-    rule=in_path(Permission.RUN),
-    errors=("job-not-found", "disk-full"),
-    when={RowNotFound: "no-model", NotManifest: "snapshot-missing"},
-)
-async def make(
-    request: Request,
-    app_state: AppState,
-    project: ProjectPath,
-    name: JobPath,
-    ask: service_wire.ModelFolderAsk,
-) -> service_wire.ModelFolderView:
-    """Create a service's working folder from the files of the job's newest checkpoint."""
-    if ask.below is not None and not _FOLDER_NAME.fullmatch(ask.below):
-        raise ApiProblem("invalid-request", "`below` must be the name of a folder, such as model")
-    if len(ask.snapshots) > _MOST_SNAPSHOTS or not all(map(_HASH.fullmatch, ask.snapshots)):
-        raise ApiProblem(
-            "invalid-request", f"`snapshots` must have at most {_MOST_SNAPSHOTS} hashes"
-        )
-    job = await find_job(app_state, project, name)
-    for snapshot in ask.snapshots:
-        await check_snapshot(app_state, project, snapshot)
-    blobs = app_state.blobs.of(project)
-    found = await make_model_folder(
-        app_state.control_plane.checkpoints, job, blobs, ask.snapshots, ask.below
-    )
-    note_change(request, after={"snapshot": found.snapshot})
-    files = [view(service_wire.ModelFileView, each) for each in found.files if each.link is None]
-    return service_wire.ModelFolderView(snapshot=found.snapshot, files=files)

@@ -2,13 +2,14 @@
 service that has started."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.cli.reach.arguments import complete, name_argument
+from cavvy.cli.reach.services import await_url
 from cavvy.cli.reach.session import USUAL_PROJECT, named, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.numbers import positive_option
@@ -16,11 +17,8 @@ from cavvy.cli.view.numbers import positive_option
 if TYPE_CHECKING:
     from http.client import HTTPResponse
 
-    from cavvy.client import ApiClient
-    from cavvy.client.service_wire import ServedView
+    from cavvy.client.service_wire import NamedService
 
-_START_S = 60.0  # maximum seconds until a gateway has started, also after a restart of the server
-_LOOK_AGAIN_S = 0.1
 _SILENT_S = 5.0  # seconds between two checks of the state of a service that has not answered yet
 
 answer_timeout_option = positive_option(
@@ -31,27 +29,7 @@ answer_timeout_option = positive_option(
 )
 
 
-def await_url(client: "ApiClient", project: str, name: str) -> "ServedView":
-    """Wait until the gateway of the service listens, and return the service. Raises CommandFailure
-    with the reason if the gateway does not start.
-    """
-    from cavvy.client.service_wire import find_service
-
-    until = time.monotonic() + _START_S
-    while True:
-        found = find_service(client, project, name)
-        if found.url:
-            return found
-        if found.unreachable:
-            text = f"service {name} cannot be reached: {found.unreachable}"
-            raise CommandFailure(text, "after a change of the settings, run `cavvy server restart`")
-        if time.monotonic() > until:
-            text = f"the gateway of service {name} has not started"
-            raise CommandFailure(text, "see `cavvy server logs`")
-        time.sleep(_LOOK_AGAIN_S)
-
-
-def list_advice(found: "ServedView") -> list[str]:
+def list_advice(found: "NamedService") -> list[str]:
     """Return lines that say how to call and end the service."""
     there = named(found.project, found.name)
     call = f'cavvy chat {there} "Hello"' if found.models else f"cavvy call {there} /"
@@ -61,7 +39,7 @@ def list_advice(found: "ServedView") -> list[str]:
     return lines
 
 
-def find_base_url(found: "ServedView") -> str:
+def find_base_url(found: "NamedService") -> str:
     """Return the base URL of OpenAI's clients for the models of the service."""
     path = f"/{found.project}/{found.name}"
     if not found.url.endswith(path):  # the service has a host name
@@ -70,10 +48,12 @@ def find_base_url(found: "ServedView") -> str:
     return f"{gateway}/v1" if found.project == USUAL_PROJECT else f"{gateway}/{found.project}/v1"
 
 
-def find_serving(project: str, name: str) -> "ServedView":
+def find_serving(project: str, name: str) -> "NamedService":
     """Wait until the service's gateway listens, and return the service. Raises CommandFailure."""
+    from cavvy.client.service_wire import find_named_service
+
     with session() as client:
-        return await_url(client, project, name)
+        return await_url(client, project, name, find_named_service)
 
 
 @contextmanager
@@ -83,11 +63,11 @@ def tell_state(project: str, name: str) -> Iterator[None]:
     answered = threading.Event()
 
     def look() -> None:
-        from cavvy.client.service_wire import find_service
+        from cavvy.client.service_wire import find_named_service
 
         with suppress(CommandFailure), session() as client:
             for text in list_waits(
-                lambda: find_service(client, project, name), lambda: answered.wait(_SILENT_S)
+                lambda: find_named_service(client, project, name), lambda: answered.wait(_SILENT_S)
             ):
                 click.echo(f"cavvy: {text}", err=True)
 
@@ -99,7 +79,7 @@ def tell_state(project: str, name: str) -> Iterator[None]:
         answered.set()
 
 
-def list_waits(find: Callable[[], "ServedView"], wait: Callable[[], bool]) -> Iterator[str]:
+def list_waits(find: Callable[[], "NamedService"], wait: Callable[[], bool]) -> Iterator[str]:
     """Yield each new reason why a request still waits for a replica. `wait` pauses, and returns
     whether the request was answered.
     """
@@ -111,7 +91,7 @@ def list_waits(find: Callable[[], "ServedView"], wait: Callable[[], bool]) -> It
         said = text
 
 
-def _why_waiting(found: "ServedView") -> str:
+def _why_waiting(found: "NamedService") -> str:
     if found.ready:
         return ""
     text = f"still waiting; service {found.name} is {found.state}"
@@ -136,10 +116,30 @@ def ask_service(
     timeout_s: float,
 ) -> "Iterator[HTTPResponse]":
     """Yield the response before its body is read. Raises CommandFailure."""
-    from cavvy.client.service_calls import ServiceSilent, open_answer
+    from cavvy.capabilities.serving.answers import ServiceSilent, open_answer
 
     try:
         with open_answer(url, path, method, body, headers, timeout_s) as answer:
             yield answer
     except ServiceSilent as error:
         raise CommandFailure(str(error), "`cavvy services` shows the service") from error
+
+
+def complete_services(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return names of the project's services, or none if no server runs."""
+    from cavvy.client.service_wire import list_named_services
+
+    return complete(ctx, list_named_services, incomplete)
+
+
+service_argument = name_argument("`cavvy services` lists services", complete_services)
+
+
+service_key_option = click.option(
+    "--key", envvar="CAVVY_SERVICE_KEY", help="A key of the service; see `cavvy services key`."
+)
+
+
+def show_key(key: str | None) -> dict[str, str]:
+    """Return the HTTP header with a service's key."""
+    return {} if key is None else {"Authorization": f"Bearer {key}"}
