@@ -1,11 +1,7 @@
 """New revisions of services, which are tested before they replace the serving revision."""
 
-from datetime import datetime
 from enum import StrEnum
 
-from cavvy.domain.jobs import RunOrigin
-from cavvy.domain.tasks import TaskSpec
-from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, combine
 
 # The number of successive timed requests of a revision in a group
@@ -51,16 +47,6 @@ class RevisionSums(Struct, frozen=True, kw_only=True):
         if not self.groups:
             return 0.0
         return GROUP * max(0.0, self.mean_squares - self.means**2 / self.groups)
-
-
-class RevisionTraffic(Struct, frozen=True, kw_only=True):
-    """The counts of the gateway since it started to divide the requests between the serving
-    revision and the revision `revision`.
-    """
-
-    revision: int
-    old: RevisionSums
-    new: RevisionSums
 
 
 class UpdateEnd(StrEnum):
@@ -126,42 +112,4 @@ class CanaryTrial(Struct, frozen=True, kw_only=True):
     found: UpdateEnd | None = None
 
 
-class CandidateRevision(Struct, frozen=True, kw_only=True):
-    """The revision under test, its terms, and the user who deployed the revision. The revision's
-    replicas are stored in the service's list of replicas. `ready_at` is the time when the
-    revision's first replica was ready. If `withdrawn` is true, the user has returned the service to
-    the old revision.
-    """
-
-    revision: int
-    task: TaskSpec
-    origin: RunOrigin = RunOrigin()
-    user: str = ""
-    consented: bool = False
-    ceiling: Money | None = None
-    created_at: datetime
-    ready_at: datetime | None = None
-    failures: int = 0
-    failed_at: datetime | None = None
-    problem: str = ""
-    trial: CanaryTrial = CanaryTrial()
-    withdrawn: bool = False
-
-
 PROMOTED = frozenset({UpdateEnd.ENOUGH, UpdateEnd.TIME, UpdateEnd.READY})
-
-
-class UpdateOutcome(Struct, frozen=True, kw_only=True):
-    """The result of the last finished trial. `errors` is the share of each revision's requests that
-    failed, the old revision first. `slower` is the estimated ratio of the new revision's latency to
-    the old revision's latency. A revision is rolled back when `evidence` reaches 1 / alpha.
-    """
-
-    revision: int
-    end: UpdateEnd
-    at: datetime
-    requests: int = 0
-    errors: tuple[float, float] = (0.0, 0.0)
-    slower: float = 1.0
-    evidence: float = 1.0
-    problem: str = ""

@@ -19,16 +19,11 @@ from cavvy.capabilities.serving.control.request_bills import RequestBills
 from cavvy.capabilities.serving.control.requests import ServiceStatus
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.figures import add_service
+from cavvy.capabilities.serving.replicas import ReplicaState, ServiceReplica
 from cavvy.capabilities.serving.service_rows import services_of
 from cavvy.domain.accounts import Role
 from cavvy.domain.ledger import TokenUse
-from cavvy.domain.services import (
-    FallbackApi,
-    FallbackRule,
-    ReplicaState,
-    ServiceReplica,
-    ServiceSpec,
-)
+from cavvy.domain.services import FallbackApi, FallbackRule, ServiceSpec
 from cavvy.domain.values import replace
 from cavvy.telemetry import Figures
 

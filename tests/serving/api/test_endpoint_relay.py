@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 from tests.waits import patience
 
+from cavvy.capabilities.serving.replicas import ServiceReplica
 from cavvy.capabilities.serving.server.endpoint_relay import EndpointRelay
-from cavvy.domain.services import ServiceReplica
 from cavvy.providers.abilities import ReplicaAnswer, ReplicaRequest
 from cavvy.providers.base import Refused, TryAgain
 

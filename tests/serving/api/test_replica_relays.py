@@ -14,8 +14,9 @@ from tests.waits import patience
 
 from cavvy.api.execs import JobExec, JobExecs
 from cavvy.api.notifier import ChangeNotifier
+from cavvy.capabilities.serving.replicas import ServiceReplica
 from cavvy.capabilities.serving.server.relays import FARTHEST, ReplicaRelays
-from cavvy.domain.services import ReplicaRole, ServiceReplica
+from cavvy.domain.services import ReplicaRole
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import AnswersRequests
 

@@ -13,19 +13,14 @@ from tests.contract.store_suite import NOW, after, begin, make_charge, submit
 from cavvy.capabilities.serving.bill_rows import bills_of
 from cavvy.capabilities.serving.bills import KeyWork, RequestWork, name_api
 from cavvy.capabilities.serving.control.request_bills import COUNTED_SINCE, RequestBills
+from cavvy.capabilities.serving.replicas import ReplicaState, ServiceReplica
 from cavvy.capabilities.serving.service_rows import services_of
 from cavvy.capabilities.serving.stored_services import ServiceKey, StoredService
 from cavvy.control.budgets import post_discounts
 from cavvy.costs.discounts import parse_discounts
 from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.domain.ledger import QuantityUnit, TokenUse
-from cavvy.domain.services import (
-    FallbackApi,
-    FallbackRule,
-    ReplicaState,
-    ServiceReplica,
-    ServiceSpec,
-)
+from cavvy.domain.services import FallbackApi, FallbackRule, ServiceSpec
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, LedgerFilter, StaleVersion

@@ -4,14 +4,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from cavvy.capabilities.serving.replicas import CandidateRevision, ServiceReplica
 from cavvy.capabilities.serving.service_rows import services_of
 from cavvy.capabilities.serving.stored_services import ServiceKey, StoredService
 from cavvy.control.restored import count_access, end_access
 from cavvy.domain.accounts import Project
 from cavvy.domain.figures import FigureBlock, FigureColumns
 from cavvy.domain.jobs import RunOrigin
-from cavvy.domain.service_updates import CandidateRevision
-from cavvy.domain.services import ServiceReplica, ServiceSpec
+from cavvy.domain.services import ServiceSpec
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, ProjectArchived, ProjectBusy, RowNotFound, StaleVersion

@@ -27,11 +27,12 @@ from cavvy.capabilities.serving.decide.service import (
     order_replica,
 )
 from cavvy.capabilities.serving.loads import PlaceLoad, PlaceLoads
+from cavvy.capabilities.serving.replicas import ReplicaState, ServiceReplica, ServingMarket
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.decide.task_places import place_in_regions
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.services import ReplicaCount, ReplicaState, ServiceReplica, ServingMarket
+from cavvy.domain.services import ReplicaCount
 from cavvy.domain.tasks import ResourceSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace

@@ -13,7 +13,8 @@ from cavvy.capabilities.serving.decide.traffic import (
     add_reports,
 )
 from cavvy.capabilities.serving.loads import BatchFit, PlaceLoad, PromptSums
-from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
+from cavvy.capabilities.serving.replicas import RevisionTraffic
+from cavvy.domain.service_updates import RevisionSums
 
 
 def tell(arrivals: int, at_s: float = 1.0, fresh: bool = False, **more: Any) -> GatewayCount:

@@ -20,11 +20,12 @@ from cavvy.capabilities.serving.decide.service import (
     order_replica,
 )
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, scale
+from cavvy.capabilities.serving.replicas import ReplicaLoss, ReplicaState, ServiceReplica
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.decide.placement import MarketSnapshot, list_usable
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.services import ReplicaCount, ReplicaLoss, ReplicaState, ServiceReplica
+from cavvy.domain.services import ReplicaCount
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace

@@ -30,12 +30,12 @@ from cavvy.capabilities.serving.decide.replica_markets import (
 )
 from cavvy.capabilities.serving.decide.service import ReplicaSeen
 from cavvy.capabilities.serving.decide.traffic import observe, scale
+from cavvy.capabilities.serving.replicas import ReplicaLoss
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.decide.task_places import place_in_regions
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.jobs import AttemptOutcome, JobPhase
 from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.services import ReplicaLoss
 from cavvy.domain.tasks import Objection, ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace

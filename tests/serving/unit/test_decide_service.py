@@ -20,6 +20,7 @@ from cavvy.capabilities.serving.decide.service import (
 )
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, make_terms, observe, scale
 from cavvy.capabilities.serving.loads import BatchFit
+from cavvy.capabilities.serving.replicas import ReplicaState, ServiceReplica
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.decide.budgets import ServiceStop
 from cavvy.domain.jobs import JobPhase
@@ -27,10 +28,8 @@ from cavvy.domain.services import (
     DEFAULT_AVAILABILITY,
     ReadinessProbe,
     ReplicaCount,
-    ReplicaState,
     ReplicaTarget,
     ServiceLevel,
-    ServiceReplica,
     ServiceSpec,
     TargetKind,
 )

@@ -19,22 +19,12 @@ from cavvy.capabilities.serving.decide.update import (
     remember_former,
     remember_worked,
 )
+from cavvy.capabilities.serving.replicas import CandidateRevision, ReplicaState, RevisionTraffic
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.decide.budgets import ServiceStop
 from cavvy.domain.jobs import JobPhase
-from cavvy.domain.service_updates import (
-    CandidateRevision,
-    RevisionSums,
-    RevisionTraffic,
-    UpdateEnd,
-)
-from cavvy.domain.services import (
-    ReplicaCount,
-    ReplicaState,
-    ServiceSpec,
-    ServiceUpdate,
-    UpdateStrategy,
-)
+from cavvy.domain.service_updates import RevisionSums, UpdateEnd
+from cavvy.domain.services import ReplicaCount, ServiceSpec, ServiceUpdate, UpdateStrategy
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 

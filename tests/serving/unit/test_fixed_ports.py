@@ -5,9 +5,10 @@ from typing import Any
 
 from cavvy.capabilities.serving.decide.replica_markets import find_holder, keep_at
 from cavvy.capabilities.serving.decide.service import order_replica
+from cavvy.capabilities.serving.replicas import ReplicaState
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.decide.task_places import list_elsewhere
-from cavvy.domain.services import ReplicaState, ServiceSpec
+from cavvy.domain.services import ServiceSpec
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.values import replace
 

@@ -22,6 +22,7 @@ from cavvy.capabilities.serving.gateway.haproxy.configuration import (
     list_direct,
     write_configuration,
 )
+from cavvy.capabilities.serving.replicas import ReplicaState, ServiceReplica
 from cavvy.capabilities.serving.server.front import PublishedService
 from cavvy.capabilities.serving.server.gateway_route import list_routes, make_address, make_route
 from cavvy.capabilities.serving.stored_services import ServiceKey, StoredService
@@ -32,9 +33,7 @@ from cavvy.domain.services import (
     RateScope,
     ReplicaCount,
     ReplicaRole,
-    ReplicaState,
     RequestRate,
-    ServiceReplica,
     ServiceSpec,
 )
 from cavvy.domain.tasks import ReplicaGroup, ResourceSpec, TaskSpec

@@ -29,16 +29,14 @@ from cavvy.capabilities.serving.decide.service import (
 )
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.decide.update import as_revision, decide_update
+from cavvy.capabilities.serving.replicas import CandidateRevision, ReplicaState, ServiceReplica
 from cavvy.capabilities.serving.server.router_members import RouterMembers, RouterTarget
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.domain.jobs import JobPhase
-from cavvy.domain.service_updates import CandidateRevision
 from cavvy.domain.services import (
     ReplicaCount,
     ReplicaRole,
-    ReplicaState,
     RouterApi,
-    ServiceReplica,
     ServiceUpdate,
     UpdateStrategy,
 )

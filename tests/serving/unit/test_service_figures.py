@@ -10,9 +10,9 @@ from cavvy.capabilities.serving.decide.service_figures import (
 )
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.loads import TokenTimes, bucket_of
+from cavvy.capabilities.serving.replicas import ReplicaState, ServiceReplica
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.domain.figures import FigureBlock
-from cavvy.domain.services import ReplicaState, ServiceReplica
 from cavvy.domain.values import replace
 from cavvy.store.figures import MOST_BYTES, pack
 from cavvy.task_files import parse_file

@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cavvy.cli.main import cli
-from cavvy.domain.services import (
+from cavvy.capabilities.serving.replicas import (
     COMING_REPLICAS,
     REPLICA_MOVES,
     SERVING,
+    ReplicaState,
+)
+from cavvy.cli.main import cli
+from cavvy.domain.services import (
     BatchRule,
     CronTrigger,
     EventTrigger,
     FallbackApi,
     QueueTerms,
     RateScope,
-    ReplicaState,
     ReplicaTarget,
     RequestLimits,
     RequestRate,

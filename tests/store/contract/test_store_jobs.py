@@ -21,8 +21,8 @@ from tests.contract.store_suite import (
     submit,
 )
 
+from cavvy.capabilities.serving.replicas import name_replica
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, NodePhase, Order, StopCause
-from cavvy.domain.services import name_replica
 from cavvy.domain.shares import WITHOUT_GPU, HeldGang, HeldShare, ProjectUse, QueueRow, share_of
 from cavvy.domain.tasks import (
     AcceleratorNeed,

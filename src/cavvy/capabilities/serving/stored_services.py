@@ -5,15 +5,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from cavvy.domain.jobs import RunOrigin
-from cavvy.domain.service_updates import CandidateRevision, UpdateOutcome
-from cavvy.domain.services import (
+from cavvy.capabilities.serving.replicas import (
+    CandidateRevision,
     ReplicaState,
     ServiceReplica,
-    ServiceSpec,
     ServingMarket,
     UnplacedRequests,
+    UpdateOutcome,
 )
+from cavvy.domain.jobs import RunOrigin
+from cavvy.domain.services import ServiceSpec
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, field, replace

@@ -7,12 +7,12 @@ from typing import Protocol
 from cavvy.capabilities.serving.bills import RequestWork
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.queued_calls import CallAnswer, QueuedCall
+from cavvy.capabilities.serving.replicas import ServiceReplica
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.job_service import JobService
 from cavvy.control.provider_pool import ProviderPool
-from cavvy.domain.services import ServiceReplica
 from cavvy.domain.values import Struct
 from cavvy.store.sql import Store
 

@@ -49,6 +49,7 @@ from cavvy.capabilities.serving.decide.service_figures import (
 )
 from cavvy.capabilities.serving.decide.traffic import SCALED_EVERY, ServiceTraffic
 from cavvy.capabilities.serving.decide.update import as_revision, decide_update
+from cavvy.capabilities.serving.replicas import ReplicaState, ServiceReplica, name_replica
 from cavvy.capabilities.serving.service_rows import services_of
 from cavvy.capabilities.serving.stored_services import StoredService, note_uses
 from cavvy.control.decide.placement import list_usable
@@ -58,7 +59,7 @@ from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.worklist import calls_key
 from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JobPhase, JobRecord
-from cavvy.domain.services import HERE, ReplicaRole, ReplicaState, ServiceReplica, name_replica
+from cavvy.domain.services import HERE, ReplicaRole
 from cavvy.domain.tasks import find_router
 from cavvy.domain.values import Struct, copy_fields, replace, view
 from cavvy.store.base import AtomicWrite, RowNotFound, StaleVersion

@@ -21,18 +21,13 @@ from cavvy.capabilities.serving.decide.request_costs import (
     divide_bill,
     keep_undivided,
 )
+from cavvy.capabilities.serving.replicas import ReplicaState, ServiceReplica
 from cavvy.capabilities.serving.service_rows import services_of
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.decide.bills import ACCRUE
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.ledger import LedgerSubject
-from cavvy.domain.services import (
-    SERVICE_TAG,
-    FallbackApi,
-    ReplicaRole,
-    ReplicaState,
-    ServiceReplica,
-)
+from cavvy.domain.services import SERVICE_TAG, FallbackApi, ReplicaRole
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.store.base import StaleVersion

@@ -14,6 +14,7 @@ from cavvy.capabilities.serving.control.reconciler import service_key
 from cavvy.capabilities.serving.decide.service import list_serving, make_replica_task
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
 from cavvy.capabilities.serving.decide.update import begin_update, remember_former, remember_worked
+from cavvy.capabilities.serving.replicas import CandidateRevision
 from cavvy.capabilities.serving.service_rows import services_of
 from cavvy.capabilities.serving.stored_services import (
     ServiceKey,
@@ -27,7 +28,6 @@ from cavvy.control.decide.task_places import is_bound_to_places, stays_within
 from cavvy.control.worklist import calls_key
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.policies import BoundPolicy
-from cavvy.domain.service_updates import CandidateRevision
 from cavvy.domain.services import FallbackRule, ServiceSpec
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money

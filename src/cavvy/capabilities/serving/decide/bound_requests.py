@@ -28,13 +28,19 @@ from datetime import datetime, timedelta
 
 from cavvy.capabilities.serving.decide.replica_markets import ANYWHERE, ON_DEMAND
 from cavvy.capabilities.serving.loads import PlaceLoads, read_places, write_places
+from cavvy.capabilities.serving.replicas import (
+    COMING_REPLICAS,
+    ReplicaLoss,
+    ServiceReplica,
+    ServingMarket,
+    UnplacedRequests,
+)
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.catalog.regions import (
     list_places_around,
     places_of,
 )
 from cavvy.control.decide.task_places import place_in_regions
-from cavvy.domain import services
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ResourceSpec, TaskSpec
 from cavvy.domain.values import Struct, replace
@@ -69,7 +75,7 @@ class BoundOrders(Struct, frozen=True, kw_only=True):
     """
 
     orders: tuple[BoundOrder, ...] = ()
-    full: tuple[services.UnplacedRequests, ...] = ()
+    full: tuple[UnplacedRequests, ...] = ()
 
 
 class KeptReplicas(Struct, frozen=True, kw_only=True):
@@ -94,9 +100,7 @@ def list_needs(loads: PlaceLoads, idle: timedelta, now: datetime) -> Sequence[Pl
     return sorted(found, key=lambda each: (-len(each.places), -each.waiting, sorted(each.places)))
 
 
-def keep_replicas(
-    needs: Sequence[PlaceNeed], replicas: Sequence[services.ServiceReplica]
-) -> KeptReplicas:
+def keep_replicas(needs: Sequence[PlaceNeed], replicas: Sequence[ServiceReplica]) -> KeptReplicas:
     """Return the replicas to keep. `replicas` contains the replicas of the newest revision that
     serve, will serve or could serve again. The replicas that would end last come first.
     """
@@ -115,11 +119,11 @@ def keep_replicas(
     return KeptReplicas(ids=frozenset(kept), missing=tuple(missing))
 
 
-def serves(replica: services.ServiceReplica, places: Places) -> bool:
+def serves(replica: ServiceReplica, places: Places) -> bool:
     """Return whether the replica may get requests that must stay in all these places, now or after
     its start.
     """
-    if not replica.places and replica.state in services.COMING_REPLICAS:
+    if not replica.places and replica.state in COMING_REPLICAS:
         return places.issubset(replica.bound_to)
     return places.issubset(replica.places)
 
@@ -127,7 +131,7 @@ def serves(replica: services.ServiceReplica, places: Places) -> bool:
 def list_possible(
     service: StoredService,
     needs: Iterable[PlaceNeed],
-    gone: Iterable[services.ServiceReplica],
+    gone: Iterable[ServiceReplica],
     now: datetime,
 ) -> Sequence[PlaceNeed]:
     """Return the needs for which a replica can be ordered now. A need is left out if the service
@@ -136,7 +140,7 @@ def list_possible(
     refused = {
         frozenset(each.bound_to)
         for each in gone
-        if each.loss is services.ReplicaLoss.REFUSED and now - (each.ended_at or now) < RETRY_AFTER
+        if each.loss is ReplicaLoss.REFUSED and now - (each.ended_at or now) < RETRY_AFTER
     }
     return [
         each
@@ -148,14 +152,14 @@ def list_possible(
 def find_orders(
     service: StoredService,
     needs: Iterable[PlaceNeed],
-    replicas: Sequence[services.ServiceReplica],
+    replicas: Sequence[ServiceReplica],
 ) -> BoundOrders:
     """Return the orders for missing replicas. `replicas` contains the replicas that count towards
     the maximum of the service. The replicas that would end last come first.
     """
     room = max(0, service.spec.replicas.most - len(replicas))
     orders: list[BoundOrder] = []
-    full: list[services.UnplacedRequests] = []
+    full: list[UnplacedRequests] = []
     last = replicas[-1].number if replicas else 0
     for each in needs:
         order = find_order(service, each.places)
@@ -164,7 +168,7 @@ def find_orders(
         if len(orders) < room:
             orders.append(order)
         else:
-            full.append(services.UnplacedRequests(places=write_places(each.places), instead=last))
+            full.append(UnplacedRequests(places=write_places(each.places), instead=last))
     return BoundOrders(orders=tuple(orders), full=tuple(full))
 
 
@@ -251,7 +255,7 @@ def find_order(service: StoredService, places: Places) -> BoundOrder | None:
     return None if market is None else BoundOrder(places=names, market=market.name)
 
 
-def _places_of(market: services.ServingMarket) -> Places:
+def _places_of(market: ServingMarket) -> Places:
     return places_of(market.provider, market.region.partition("/")[2])
 
 

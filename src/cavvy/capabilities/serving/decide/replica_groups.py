@@ -20,18 +20,11 @@ from cavvy.capabilities.serving.decide.service import (
     list_serving,
 )
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, scale
+from cavvy.capabilities.serving.replicas import ROLE_TAG, SERVING, ReplicaState, ServiceReplica
 from cavvy.capabilities.serving.stored_services import KEPT_ENDED, GroupScale, StoredService
 from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JobPhase
-from cavvy.domain.services import (
-    ROLE_TAG,
-    SERVING,
-    ReplicaCount,
-    ReplicaRole,
-    ReplicaState,
-    RouterApi,
-    ServiceReplica,
-)
+from cavvy.domain.services import ReplicaCount, ReplicaRole, RouterApi
 from cavvy.domain.tasks import (
     ReplicaGroup,
     TaskSpec,

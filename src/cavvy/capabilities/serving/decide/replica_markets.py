@@ -14,10 +14,16 @@ would also get the requests for the second.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
+from cavvy.capabilities.serving.replicas import (
+    ReplicaLoss,
+    ReplicaState,
+    ServiceReplica,
+    ServingMarket,
+)
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.domain.jobs import Attempt, AttemptOutcome
 from cavvy.domain.offers import Offer, Purchase, list_sellers
-from cavvy.domain.services import HERE, ReplicaLoss, ReplicaState, ServiceReplica, ServingMarket
+from cavvy.domain.services import HERE
 from cavvy.domain.tasks import ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.planner.work import start_time

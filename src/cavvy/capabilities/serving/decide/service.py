@@ -30,27 +30,23 @@ from cavvy.capabilities.serving.decide.replica_markets import (
     place_of,
 )
 from cavvy.capabilities.serving.loads import PlaceLoads
+from cavvy.capabilities.serving.replicas import (
+    COMING_REPLICAS,
+    REPLICA_MOVES,
+    SERVING,
+    ReplicaLoss,
+    ReplicaState,
+    RevisionTraffic,
+    ServiceReplica,
+    ServingMarket,
+    UnplacedRequests,
+)
 from cavvy.capabilities.serving.stored_services import KEPT_ENDED, StoredService
 from cavvy.control.decide.budgets import ServiceStop
 from cavvy.control.decide.task_places import place_in_regions
 from cavvy.domain.jobs import JOB_ENDS, JobPhase
 from cavvy.domain.offers import Offer
-from cavvy.domain.service_updates import RevisionTraffic
-from cavvy.domain.services import (
-    COMING_REPLICAS,
-    HERE,
-    REPLICA_MOVES,
-    SERVICE_TAG,
-    SERVING,
-    ReplicaLoss,
-    ReplicaRole,
-    ReplicaState,
-    ServiceReplica,
-    ServingMarket,
-    TargetKind,
-    UnplacedRequests,
-    UpdateStrategy,
-)
+from cavvy.domain.services import HERE, SERVICE_TAG, ReplicaRole, TargetKind, UpdateStrategy
 from cavvy.domain.tasks import RetryPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, field, replace

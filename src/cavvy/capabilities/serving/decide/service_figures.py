@@ -14,9 +14,10 @@ import msgspec
 
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic, find_former
 from cavvy.capabilities.serving.loads import find_quantile
+from cavvy.capabilities.serving.replicas import ReplicaState
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.domain.figures import FigureBlock, FigureColumns
-from cavvy.domain.services import ReplicaState, ServiceLevel
+from cavvy.domain.services import ServiceLevel
 from cavvy.domain.values import Struct, combine, field, replace
 
 _MINUTE_S = 60

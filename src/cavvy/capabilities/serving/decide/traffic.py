@@ -18,19 +18,17 @@ from cavvy.capabilities.serving.autoscaler.terms import (
 from cavvy.capabilities.serving.bills import RequestWork, merge_work
 from cavvy.capabilities.serving.decide.replica_markets import ANYWHERE, market_of
 from cavvy.capabilities.serving.loads import BatchFit, PlaceLoad, PlaceLoads, PromptSums, TokenTimes
-from cavvy.capabilities.serving.stored_services import StoredService
-from cavvy.domain.service_updates import RevisionSums, RevisionTraffic
-from cavvy.domain.services import (
+from cavvy.capabilities.serving.replicas import (
     COMING_REPLICAS,
-    DEFAULT_AVAILABILITY,
     ReplicaLoss,
-    ReplicaRole,
     ReplicaState,
+    RevisionTraffic,
     ServiceReplica,
-    ServiceSpec,
     ServingMarket,
-    TargetKind,
 )
+from cavvy.capabilities.serving.stored_services import StoredService
+from cavvy.domain.service_updates import RevisionSums
+from cavvy.domain.services import DEFAULT_AVAILABILITY, ReplicaRole, ServiceSpec, TargetKind
 from cavvy.domain.values import Struct, combine, field, replace
 
 _decode_state = msgspec.json.Decoder(ScalingState).decode

@@ -21,20 +21,16 @@ from cavvy.capabilities.serving.decide.service import (
     dismiss,
     is_canary,
 )
-from cavvy.capabilities.serving.stored_services import StoredService
-from cavvy.control.decide.canary import CanaryJudgement, CanaryTerms, judge, observe
-from cavvy.domain.service_updates import (
-    PROMOTED,
+from cavvy.capabilities.serving.replicas import (
     CandidateRevision,
-    UpdateEnd,
-    UpdateOutcome,
-)
-from cavvy.domain.services import (
     ReplicaState,
     ServiceReplica,
-    ServiceUpdate,
-    UpdateStrategy,
+    UpdateOutcome,
 )
+from cavvy.capabilities.serving.stored_services import StoredService
+from cavvy.control.decide.canary import CanaryJudgement, CanaryTerms, judge, observe
+from cavvy.domain.service_updates import PROMOTED, UpdateEnd
+from cavvy.domain.services import ServiceUpdate, UpdateStrategy
 from cavvy.domain.units import format_duration
 from cavvy.domain.values import copy_fields, replace, view
 

@@ -20,7 +20,8 @@ from math import log
 from random import Random
 
 from cavvy.capabilities.serving.gateway.config import CanaryShare
-from cavvy.domain.service_updates import GROUP, RevisionSums, RevisionTraffic
+from cavvy.capabilities.serving.replicas import RevisionTraffic
+from cavvy.domain.service_updates import GROUP, RevisionSums
 
 POINTS = 64  # points of each replica on the ring
 FARTHER = 1 << 20  # more than the requests that a replica can have in flight

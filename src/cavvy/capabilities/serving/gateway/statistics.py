@@ -23,7 +23,7 @@ from cavvy.capabilities.serving.loads import (
     bucket_of,
     write_places,
 )
-from cavvy.domain.service_updates import RevisionTraffic
+from cavvy.capabilities.serving.replicas import RevisionTraffic
 from cavvy.domain.values import Struct, field
 
 PROCESS = token_hex(8)  # of this process, whose counters start at 0

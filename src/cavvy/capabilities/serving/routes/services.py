@@ -40,6 +40,12 @@ from cavvy.capabilities.serving.decide.webhook_calls import LEAST, is_usable
 from cavvy.capabilities.serving.keeper import find_requests, show
 from cavvy.capabilities.serving.loads import read_places
 from cavvy.capabilities.serving.queued_calls import CallState
+from cavvy.capabilities.serving.replicas import (
+    SERVING,
+    ServiceReplica,
+    UnplacedRequests,
+    name_replica,
+)
 from cavvy.capabilities.serving.service_rows import services_of
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.capabilities.serving.wire import (
@@ -66,14 +72,7 @@ from cavvy.control.running_costs import sum_to_now
 from cavvy.domain.accounts import Permission
 from cavvy.domain.ledger import EntryKind
 from cavvy.domain.service_updates import PROMOTED
-from cavvy.domain.services import (
-    SERVING,
-    FallbackRule,
-    ServiceLevel,
-    ServiceReplica,
-    UnplacedRequests,
-    name_replica,
-)
+from cavvy.domain.services import FallbackRule, ServiceLevel
 from cavvy.domain.tasks import TaskSpec, count_all, take_role
 from cavvy.domain.values import replace
 from cavvy.spec.support import object_to_service

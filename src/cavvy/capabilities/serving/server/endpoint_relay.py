@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import httptools
 
-from cavvy.domain.services import ServiceReplica
+from cavvy.capabilities.serving.replicas import ServiceReplica
 from cavvy.providers.abilities import AnswersRequests, ReplicaAnswer, ReplicaRequest
 from cavvy.providers.base import NotFound, ProviderError, Refused
 from cavvy.server.doors import LOCAL, hold_port

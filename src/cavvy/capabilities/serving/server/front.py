@@ -34,6 +34,7 @@ from cavvy.capabilities.serving.gateway.haproxy.runtime import HaproxyRefused
 from cavvy.capabilities.serving.gateway.kept_counts import read_work
 from cavvy.capabilities.serving.gateway.statistics import ServiceFacts
 from cavvy.capabilities.serving.queued_calls import CallAnswer, QueuedCall
+from cavvy.capabilities.serving.replicas import ServiceReplica
 from cavvy.capabilities.serving.server.gateway_child import (
     GatewayCaller,
     GatewayChild,
@@ -55,7 +56,7 @@ from cavvy.capabilities.serving.server.router_members import RouterMembers, Rout
 from cavvy.capabilities.serving.server.shared_traffic import SharedTraffic
 from cavvy.capabilities.serving.stored_services import StoredService
 from cavvy.control.decide.task_places import stays_within
-from cavvy.domain.services import ServiceReplica, ServiceSpec
+from cavvy.domain.services import ServiceSpec
 from cavvy.domain.tasks import has_api
 from cavvy.domain.values import Struct, replace
 from cavvy.store.base import StoreError, StoreUnusable

@@ -24,6 +24,7 @@ from cavvy.capabilities.serving.gateway.config import (
     RoutingTerms,
     ServiceRoute,
 )
+from cavvy.capabilities.serving.replicas import ServiceReplica
 from cavvy.capabilities.serving.stored_services import KeyPriority, ServiceKey, StoredService
 from cavvy.control.decide.task_places import is_bound_to_places, list_possible_places, stays_within
 from cavvy.domain.services import (
@@ -33,7 +34,6 @@ from cavvy.domain.services import (
     RequestRate,
     RoutingKind,
     RoutingRule,
-    ServiceReplica,
 )
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace

@@ -27,6 +27,7 @@ from cavvy.agent.access.frames import CHUNK, EOF
 from cavvy.api.exec_carrier import ExecCarrier
 from cavvy.api.execs import JobExecs
 from cavvy.api.peers import PeerServers
+from cavvy.capabilities.serving.replicas import ServiceReplica
 from cavvy.capabilities.serving.server.endpoint_relay import EndpointRelay
 from cavvy.client.tunnel import (
     NodeTunnel,
@@ -35,7 +36,6 @@ from cavvy.client.tunnel import (
     TunnelChannel,
     TunnelLost,
 )
-from cavvy.domain.services import ServiceReplica
 from cavvy.domain.values import Struct
 from cavvy.providers.abilities import AnswersRequests
 from cavvy.server.doors import LOCAL, hold_port

@@ -13,8 +13,9 @@ from contextlib import suppress
 from urllib.parse import quote
 
 from cavvy.capabilities.serving.decide.replica_groups import url_of
+from cavvy.capabilities.serving.replicas import ServiceReplica
 from cavvy.capabilities.serving.server.probes import ask_program
-from cavvy.domain.services import ReplicaRole, ServiceReplica
+from cavvy.domain.services import ReplicaRole
 from cavvy.domain.values import Struct
 
 _FIRST_S, _EVERY_S, _TIMEOUT_S = 0.2, 2.0, 5.0
