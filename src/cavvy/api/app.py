@@ -125,8 +125,7 @@ def make_app(app_state: AppState) -> Application:
         redirect_slashes=False,
     )
     app.state.app_state = app_state
-    for each in app_state.control_plane.standing:
-        each.open(app_state)
+    app_state.control_plane.own.open(app_state)
     add_routes(app)
     for kind in (
         ApiProblem,

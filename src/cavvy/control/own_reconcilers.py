@@ -44,6 +44,11 @@ class OwnReconcilers:
         follows = (each for each in self._standing if self._ask(each, lambda one: one.follows(key)))
         return next(follows, None)
 
+    def open(self, app_state: object) -> None:
+        """Give the reconcilers what the routes use."""
+        for each in self._standing:
+            self._ask(each, lambda one: one.open(app_state))
+
     async def unfinished(self, *, again: bool = False) -> Sequence[str]:
         """Return the keys to reconcile when the server starts; with `again`, those to look at from
         time to time, since servers share the work. Raises StoreError.
