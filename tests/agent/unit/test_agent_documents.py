@@ -198,6 +198,8 @@ def test_providers_write_only_fields_that_agents_read() -> None:
     assert written >= 3
 
 
+# the sections that only capabilities read, which may be taken out
+OF_CAPABILITIES = {"EarlyStop", "EdgeStep", "SweepSearch"}
 NO_READERS = ("spec", "sdk", "capabilities/importers", "task_files")  # they make and describe tasks
 
 
@@ -212,9 +214,12 @@ def test_someone_reads_every_field_of_a_task() -> None:
     read = set(re.findall(r"\.(\w+)\b(?!\()", text))
     sections = add_structs(TaskSpec, set())
     assert len(sections) > 30
+    own = "\n".join(each.read_text() for each in (SRC / "capabilities").rglob("*.py"))
+    taken = {name for name in OF_CAPABILITIES if name not in own}
     unread = {
         f"{kind.__name__}.{name}"
         for kind in sections
+        if kind.__name__ not in taken
         for name in get_type_hints(kind)
         if name not in read
     }

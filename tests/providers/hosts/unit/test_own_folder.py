@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.own_parts import reads_other_tools
 
 from cavvy.domain.tasks import CheckpointPolicy, TaskSpec, Transfer, Workdir
 from cavvy.spec import SpecError, own_folder
@@ -168,6 +169,7 @@ def test_other_overrides_stay(project: Path) -> None:
     assert load_task(project / "task.yaml", options=replaced).task.workdir is None
 
 
+@reads_other_tools
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
@@ -214,6 +216,7 @@ def test_a_large_folder_is_not_submitted(project: Path, monkeypatch: pytest.Monk
     assert "`workdir: .`" in note
 
 
+@reads_other_tools
 def test_advice_in_a_home_folder_can_be_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

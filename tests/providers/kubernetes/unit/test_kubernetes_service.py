@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from tests.own_parts import reads_other_tools
 
 from cavvy.domain.services import ReplicaTarget, TargetKind
 from cavvy.domain.values import replace
@@ -42,6 +43,7 @@ def test_a_service_is_a_deployment_with_a_service_and_a_scaler() -> None:
     assert len(comments) == 4
 
 
+@reads_other_tools
 @pytest.mark.parametrize(
     ("target", "metric", "value"),
     [
@@ -82,6 +84,7 @@ def test_a_fixed_number_of_replicas_needs_no_scaler() -> None:
     assert kinds == ["Deployment", "Service"]
 
 
+@reads_other_tools
 def test_a_probe_that_pods_cannot_have_is_noted() -> None:
     text = "resources: {{ports: 8000}}\nrun: serve\nservice: {{readiness_probe: {{path: /ready, {}}}}}\n"
     for more, expected in (
