@@ -20,6 +20,9 @@ from contextlib import suppress
 from .alone import CLONE_NEWPID, continue_as_child, start_alone
 from .mounts import (
     MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
     MS_PRIVATE,
     MS_RDONLY,
     MS_REC,
@@ -37,6 +40,8 @@ from .protect import Protection, protect_proc
 
 CLONE_NEWNS = 0x20000
 CLONE_NEWUSER = 0x10000000
+_PROCESSES = ".processes"  # in the hidden folder
+_PROCESSES_FLAGS = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
 ALL_IDS = "0 0 4294967295"
 ENTER_S = 10.0  # maximum seconds to wait until a process of the work has hidden the folder
 # What a machine can do: hide the folder, and also give the work its own processes.
@@ -58,9 +63,9 @@ def hide(
     if is_root():  # mount first: the new user namespace then cannot remove the mounts
         limits = os.open("/proc", os.O_PATH)  # stays writable
         call("unshare", spaces)
-        _cover(folder, shown, protection)
+        _cover(folder, shown, protection, places=(_PROCESSES,) if alone else ())
         if alone:
-            _start_alone_as_root()
+            _start_alone_as_root(f"{folder}/{_PROCESSES}")
         else:
             _enter_user_namespace()
         _forbid_groups(f"self/fd/{limits}/")
@@ -149,9 +154,14 @@ def is_hidden(folder: str, shown: list[str], path: str, *, follow: bool = True) 
     return contains(folder, real) or contains(real, folder)
 
 
-def _cover(folder: str, shown: list[str], protection: Protection | None) -> None:
+def _cover(
+    folder: str,
+    shown: list[str],
+    protection: Protection | None,
+    places: tuple[str, ...] = (),
+) -> None:
     """Mount an empty file system over the folder, and mount the folders of `shown`, and Cavvy's
-    programs, into this file system.
+    programs, into this file system, in which empty folders are made with the names `places`.
     """
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     real = os.path.realpath(folder)
@@ -161,6 +171,8 @@ def _cover(folder: str, shown: list[str], protection: Protection | None) -> None
         protection.begin()
         protection.pin(real)
     mount("tmpfs", folder, "tmpfs", 0)
+    for name in places:
+        os.mkdir(f"{folder}/{name}", 0o700)
     for path, fd in opened:
         make_place(path, fd)
         bind(f"/proc/self/fd/{fd}", path)
@@ -172,16 +184,25 @@ def _cover(folder: str, shown: list[str], protection: Protection | None) -> None
         protection.finish(real)
 
 
-def _start_alone_as_root() -> None:
+def _start_alone_as_root(processes: str) -> None:
     """Start the unshared process namespace. The function returns in a new process, in a new user
-    namespace in which all user IDs stay the same. The first process maps the IDs."""
+    namespace in which all user IDs stay the same. The first process maps the IDs.
+
+    The folder `processes` shows the same as /proc, read-only and with nothing mounted over parts of
+    it. The kernel lets the work mount /proc in namespaces of its own, such as those of sandboxes,
+    only if it has this already; and then only read-only, too.
+    """
     ours, theirs = socket.socketpair()
+
+    def show_processes() -> None:
+        protect_proc()
+        mount("proc", processes, "proc", _PROCESSES_FLAGS)
 
     def meet(program: int) -> None:
         ours.close()
         _map_ids(theirs, program)
 
-    start_alone(protect_proc, meet=meet)
+    start_alone(show_processes, meet=meet)
     theirs.close()
     _have_ids_mapped(ours)
 
