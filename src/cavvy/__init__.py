@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from cavvy.capabilities.functions.errors import NotSendable as NotSendable
     from cavvy.capabilities.functions.errors import WorkerLost as WorkerLost
     from cavvy.capabilities.functions.image import FunctionImage as Image
+    from cavvy.capabilities.sandboxes.errors import IsolationMissing as IsolationMissing
+    from cavvy.capabilities.sandboxes.errors import SandboxEnded as SandboxEnded
+    from cavvy.capabilities.sandboxes.errors import SandboxError as SandboxError
+    from cavvy.capabilities.sandboxes.errors import SandboxFileError as SandboxFileError
+    from cavvy.capabilities.sandboxes.errors import SandboxLost as SandboxLost
+    from cavvy.capabilities.sandboxes.errors import SandboxNotFound as SandboxNotFound
+    from cavvy.capabilities.sandboxes.sandbox import Sandbox as Sandbox
+    from cavvy.capabilities.sandboxes.sandbox import SandboxSnapshot as SandboxSnapshot
     from cavvy.sdk.array import ArrayResult, JobArray, RowProgress
     from cavvy.sdk.async_client import AsyncClient, AsyncJob, AsyncJobArray
     from cavvy.sdk.client import Client

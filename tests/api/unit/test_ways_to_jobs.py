@@ -56,6 +56,7 @@ _CONSENTS = {
     "capabilities/functions/jobs.py:find": {"self._app.consent"},
     "capabilities/functions/program.py:deploy_program": {"consent"},
     "capabilities/functions/program.py:run_program": {"consent"},
+    "capabilities/sandboxes/hosts.py:_submit": {"needs.consent"},
     "capabilities/serving/deploy_command.py:_start": {"consent"},
     "capabilities/serving/serve_command.py:ask_server": {"consent"},
     "capabilities/serving/serve_command.py:serve_file": {"consent"},

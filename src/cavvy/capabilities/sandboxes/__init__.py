@@ -1,0 +1,1 @@
+"""Sandboxes: places in which agents run untrusted code."""

@@ -1,0 +1,191 @@
+"""The filter of system calls that each sandbox has (seccomp).
+
+Programs in a sandbox need no call that changes namespaces or mounts, looks into other processes,
+loads code into the kernel or configures devices. These calls fail with EPERM; calls that are newer
+than this list fail with ENOSYS, as on an older kernel. The numbers are those of Linux 6.16
+(`arch/x86/entry/syscalls/syscall_64.tbl`, `include/uapi/asm-generic/unistd.h`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+
+# by name: the numbers on x86-64 and arm64; -1: not there
+REFUSED = {
+    "ptrace": (101, 117),
+    "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440),
+    "kcmp": (312, 272),
+    "pidfd_getfd": (438, 438),
+    "mount": (165, 40),
+    "umount2": (166, 39),
+    "pivot_root": (155, 41),
+    "chroot": (161, 51),
+    "open_tree": (428, 428),
+    "move_mount": (429, 429),
+    "fsopen": (430, 430),
+    "fsconfig": (431, 431),
+    "fsmount": (432, 432),
+    "fspick": (433, 433),
+    "mount_setattr": (442, 442),
+    "statmount": (457, 457),
+    "listmount": (458, 458),
+    "unshare": (272, 97),
+    "setns": (308, 268),
+    "bpf": (321, 280),
+    "perf_event_open": (298, 241),
+    "userfaultfd": (323, 282),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+    "add_key": (248, 217),
+    "request_key": (249, 218),
+    "keyctl": (250, 219),
+    "init_module": (175, 105),
+    "finit_module": (313, 273),
+    "delete_module": (176, 106),
+    "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294),
+    "reboot": (169, 142),
+    "swapon": (167, 224),
+    "swapoff": (168, 225),
+    "acct": (163, 89),
+    "syslog": (103, 116),
+    "settimeofday": (164, 170),
+    "clock_settime": (227, 112),
+    "adjtimex": (159, 171),
+    "clock_adjtime": (305, 266),
+    "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+    "quotactl": (179, 60),
+    "quotactl_fd": (443, 443),
+    "name_to_handle_at": (303, 264),
+    "open_by_handle_at": (304, 265),
+    "fanotify_init": (300, 262),
+    "fanotify_mark": (301, 263),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+    "set_mempolicy_home_node": (450, 450),
+    "sched_setaffinity": (203, 122),  # keeps a sandbox on its CPUs
+    "vhangup": (153, 58),
+    "lookup_dcookie": (212, 18),
+    "nfsservctl": (180, 42),
+    "ioperm": (173, -1),
+    "iopl": (172, -1),
+    "modify_ldt": (154, -1),
+    "uselib": (134, -1),
+    "create_module": (174, -1),
+    "query_module": (178, -1),
+    "_sysctl": (156, -1),
+    "sysfs": (139, -1),
+}
+# Programs do without these if the system says that it has none: clone3 hides its flags from the
+# filter, and the memory of the others is in no process, so it could not be limited.
+ABSENT = {"clone3": (435, 435), "memfd_create": (319, 279), "memfd_secret": (447, 447)}
+_SOCKET, _SOCKETPAIR, _CLONE = (41, 198), (53, 199), (56, 220)
+_IOCTL, _PERSONALITY = (16, 29), (135, 92)
+_NEWEST = 462  # mseal; calls with greater numbers are newer than this list
+_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+_X32 = 0x40000000
+_SPACES = 0x7E020000  # the flags of clone for new namespaces
+# TIOCSTI types into a terminal, TIOCLINUX pastes, TIOCSETD loads a line discipline
+_TERMINALS = (0x5412, 0x541C, 0x5423)
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
+_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
+
+_LOAD, _EQUAL, _GREATER, _SET, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_NUMBER, _ARCHITECTURE, _ARGUMENT = 0, 4, 16
+_SET_SECCOMP, _FILTER = 22, 2
+
+
+def make_filter(machine: str) -> bytes:
+    """Return the program for the kernel. Raises OSError on other processors than those known."""
+    if machine not in _ARCHITECTURES:
+        raise OSError(_ENOSYS, f"no list of system calls for {machine}")
+    column, architecture = _ARCHITECTURES[machine]
+    lines = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, architecture),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+    if not column:
+        lines += [(_GREATER, 0, 1, _X32 - 1), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
+    lines += [(_GREATER, 0, 1, _NEWEST), (_RETURN, 0, 0, _ERRNO | _ENOSYS)]
+    for table, error in ((REFUSED, _EPERM), (ABSENT, _ENOSYS)):
+        for numbers in table.values():
+            if numbers[column] >= 0:
+                lines += [
+                    (_EQUAL, 0, 1, numbers[column]),
+                    (_RETURN, 0, 0, _ERRNO | error),
+                ]
+    lines += _when(_SOCKET[column], _check_family())
+    lines += _when(_SOCKETPAIR[column], _allow_only(0, (_AF_UNIX,), _EAFNOSUPPORT))
+    lines += _when(_CLONE[column], _refuse_flags(_SPACES))
+    lines += _when(_IOCTL[column], _refuse_values(1, _TERMINALS))
+    lines += _when(_PERSONALITY[column], _allow_only(0, (0, 0xFFFFFFFF), _EPERM))
+    lines.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("<HBBI", *line) for line in lines)
+
+
+def install(program: bytes) -> None:
+    """Give this process and its later children the filter. Raises OSError."""
+    library = ctypes.CDLL(None, use_errno=True)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
+    if library.prctl(_SET_SECCOMP, _FILTER, ctypes.c_char_p(header), 0, 0):
+        raise OSError(ctypes.get_errno(), "the filter of system calls")
+
+
+def find_machine() -> str:
+    return os.uname().machine
+
+
+def _when(number: int, then: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Return lines that run `then`, which always returns, for one call."""
+    return [(_EQUAL, 0, len(then), number), *then]
+
+
+def _allow_only(
+    argument: int, values: tuple[int, ...], error: int
+) -> list[tuple[int, int, int, int]]:
+    lines = [(_LOAD, 0, 0, _ARGUMENT + 8 * argument)]
+    for value in values:
+        lines += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
+    return [*lines, (_RETURN, 0, 0, _ERRNO | error)]
+
+
+def _refuse_values(argument: int, values: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+    lines = [(_LOAD, 0, 0, _ARGUMENT + 8 * argument)]
+    for value in values:
+        lines += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ERRNO | _EPERM)]
+    return [*lines, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _refuse_flags(flags: int) -> list[tuple[int, int, int, int]]:
+    return [
+        (_LOAD, 0, 0, _ARGUMENT),
+        (_SET, 0, 1, flags),
+        (_RETURN, 0, 0, _ERRNO | _EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+
+
+def _check_family() -> list[tuple[int, int, int, int]]:
+    """Allow sockets of this machine and of the internet, and the one that lists addresses. Others,
+    such as vsock, reach past namespaces or into rarely used parts of the kernel."""
+    lines = [(_LOAD, 0, 0, _ARGUMENT)]
+    for family in (_AF_UNIX, _AF_INET, _AF_INET6):
+        lines += [(_EQUAL, 0, 1, family), (_RETURN, 0, 0, _ALLOW)]
+    return [
+        *lines,
+        (_EQUAL, 0, 3, _AF_NETLINK),
+        (_LOAD, 0, 0, _ARGUMENT + 16),
+        (_EQUAL, 0, 1, 0),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _ERRNO | _EAFNOSUPPORT),
+    ]

@@ -1,0 +1,121 @@
+"""The options of sandboxes, and how they become keys of a host's task."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from cavvy.capabilities.functions.image import FunctionImage
+from cavvy.capabilities.sandboxes.hosts import HostNeeds
+from cavvy.domain.units import UnitError, parse_duration, parse_memory_mib
+from cavvy.sdk.errors import InvalidArgument
+
+ISOLATIONS = ("best", "required")
+_MOST_S = 7 * 86400.0
+_MOST_TEXT = 200
+_MOST_VARIABLES = 64 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxOptions:
+    """The options of `Sandbox.create`; see there."""
+
+    image: FunctionImage | None = None
+    cpu: float = 1.0
+    memory: str | int | float = "2GB"
+    disk: str | int | float = "1GB"
+    processes: int = 256
+    timeout: str | int | float | timedelta = "5m"
+    network: bool = False
+    isolation: str = "best"
+    env: Mapping[str, str] = field(default_factory=dict)
+    title: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    idle: str | int | float | timedelta = "1m"
+    consent: bool = False
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return what the host must know, checked. Raises InvalidArgument."""
+        if self.isolation not in ISOLATIONS:
+            raise _wrong("isolation", self.isolation, 'use "best" or "required"')
+        if not _is_number(self.cpu) or not 0 < self.cpu <= 1024:
+            raise _wrong("cpu", self.cpu, "use a number of CPUs, such as 1")
+        if not _is_number(self.processes) or not 4 <= self.processes <= 65536:
+            raise _wrong("processes", self.processes, "use a number from 4 to 65536")
+        timeout_s = _read_length("timeout", self.timeout)
+        if not 0 < timeout_s <= _MOST_S:
+            raise _wrong("timeout", self.timeout, "use a time up to 7d")
+        if not isinstance(self.title, str) or len(self.title) > _MOST_TEXT:
+            raise _wrong("title", self.title, f"use a text of at most {_MOST_TEXT} letters")
+        return {
+            "cpu": float(self.cpu),
+            "memory_mib": _read_memory("memory", self.memory, 16),
+            "disk_mib": _read_memory("disk", self.disk, 1),
+            "processes": int(self.processes),
+            "timeout_s": timeout_s,
+            "network": _read_network(self.network),
+            "isolation": self.isolation,
+            "env": check_variables("env", self.env),
+            "title": self.title,
+            "tags": check_variables("tags", self.tags),
+        }
+
+    def to_needs(self) -> HostNeeds:
+        """Return what the job of the host needs. Raises InvalidArgument."""
+        given: object = self.image
+        image = FunctionImage() if given is None else given
+        if not isinstance(image, FunctionImage):
+            hint = "use an image such as cavvy.Image.python().pip_install('numpy')"
+            raise _wrong("image", image, hint)
+        keys = image.to_keys()
+        if self.resources:
+            keys["resources"] = dict(self.resources)
+        idle_s = _read_length("idle", self.idle)
+        return HostNeeds(keys, idle_s, self.consent)
+
+
+def check_variables(what: str, values: Mapping[str, str]) -> dict[str, str]:
+    """Return names with texts, as they can be variables of a process. Raises InvalidArgument."""
+    found = dict(values)
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise _wrong(what, {name: value}, "names and values are texts")
+        if not name or "=" in name or "\0" in name + value:
+            raise _wrong(what, {name: value}, "a name has no =, and neither has a zero byte")
+    if sum(len(name) + len(value) for name, value in found.items()) > _MOST_VARIABLES:
+        raise InvalidArgument(f"{what} has more than {_MOST_VARIABLES >> 10} KiB")
+    return found
+
+
+def _read_network(value: object) -> bool:
+    if value is not False:
+        raise _wrong("network", value, "sandboxes have no network: use False")
+    return False
+
+
+def _read_memory(what: str, value: str | int | float, least: int) -> int:
+    try:
+        found = parse_memory_mib(value)
+    except UnitError as error:
+        raise InvalidArgument(f"Sandbox: {what}: {error}") from None
+    if found < least:
+        raise _wrong(what, value, f"use at least {least}MB")
+    return found
+
+
+def _read_length(what: str, value: str | int | float | timedelta) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    try:
+        return parse_duration(value).total_seconds()
+    except UnitError as error:
+        raise InvalidArgument(f"Sandbox: {what}: {error}") from None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _wrong(what: str, value: object, hint: str) -> InvalidArgument:
+    return InvalidArgument(f"Sandbox: {what}={value!r:.200}", hint)

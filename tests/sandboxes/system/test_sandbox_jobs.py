@@ -1,0 +1,63 @@
+"""Sandboxes in jobs of a real embedded server, on this machine."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.system.server_state import home_with_jobs
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with home_with_jobs(tmp_path_factory.mktemp("sandboxes") / "home") as made:
+        yield made
+
+
+def run_program(tmp_path: Path, text: str) -> list[str]:
+    """Run a program that uses sandboxes, and return the lines that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=dict(os.environ),
+    )
+    if "IsolationMissing" in done.stderr:
+        pytest.skip(f"jobs of this machine cannot isolate sandboxes: {done.stderr[-500:]}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_sandboxes_of_one_project_share_a_job_and_outlive_their_program(
+    home: Path, tmp_path: Path
+) -> None:
+    first = """
+import cavvy
+kept = cavvy.Sandbox.create(title="kept", timeout="2m", isolation="best")
+kept.write_file("note", "from the first")
+with cavvy.Sandbox.create() as other:
+    print(other.exec("cat", "/home/sandbox/note").wait())
+print(kept.id)
+"""
+    code, name = run_program(tmp_path, first)
+    assert code == "1"  # it sees no file of the other sandbox
+    second = f"""
+import cavvy
+print([each.title for each in cavvy.Sandbox.list()])
+found = cavvy.Sandbox.from_id({name!r})
+print(found.read_file("note").decode())
+print(found.exec("sh", "-c", "ls {home} /etc/shadow /proc/2").stdout.read())
+found.terminate()
+print(cavvy.Sandbox.list(), [each.why for each in cavvy.Sandbox.list(ended=True)])
+print(len(list(cavvy.Client().jobs())))
+"""
+    lines = run_program(tmp_path, second)
+    assert lines[:3] == ["['kept']", "from the first", ""]
+    assert lines[3] == "[] ['terminated', 'terminated']"
+    assert lines[4] == "1"

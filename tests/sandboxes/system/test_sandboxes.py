@@ -1,0 +1,219 @@
+"""Sandboxes with a host of their own: programs, files, limits and ends."""
+
+import asyncio
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from tests.sandboxes.direct_host import DirectHost, start_host
+from tests.waits import wait_until
+
+from cavvy.capabilities.sandboxes.errors import SandboxEnded, SandboxFileError, SandboxNotFound
+from cavvy.capabilities.sandboxes.sandbox import Sandbox
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[DirectHost]:
+    with start_host() as made:
+        yield made
+
+
+@pytest.fixture
+def sandbox(host: DirectHost) -> Iterator[Sandbox]:
+    with host.create() as made:
+        yield made
+
+
+def test_programs_have_input_outputs_and_an_end(sandbox: Sandbox) -> None:
+    echo = sandbox.exec("cat")
+    echo.stdin.write("one\ntwo\n")
+    echo.stdin.write_eof()
+    assert list(echo.stdout) == ["one\n", "two\n"]
+    assert echo.wait() == 0
+
+    both = sandbox.exec("sh", "-c", "echo out; echo $WORD >&2; pwd; exit 3", env={"WORD": "error"})
+    assert both.stdout.read() == "out\n/home/sandbox\n"
+    assert (both.stderr.read(), both.wait()) == ("error\n", 3)
+
+    missing = sandbox.exec("no-such-program")
+    assert missing.wait() == 127
+    assert "no-such-program" in missing.stderr.read()
+
+    killed = sandbox.exec("sleep", "60")
+    killed.kill(signal.SIGTERM)
+    assert killed.wait() == -signal.SIGTERM
+    late = sandbox.exec("sleep", "60", timeout=0.05)
+    assert (late.wait(), late.why) == (-signal.SIGKILL, "timeout")
+    with pytest.raises(BrokenPipeError):
+        late.stdin.write("x")
+
+
+def test_a_daemon_does_not_keep_the_outputs_open(sandbox: Sandbox) -> None:
+    done = sandbox.exec("sh", "-c", "sleep 60 & echo started")
+    assert done.stdout.read() == "started\n"
+
+
+def test_an_output_that_nobody_reads_is_bounded(sandbox: Sandbox) -> None:
+    loud = sandbox.exec("sh", "-c", "head -c 3000000 /dev/zero; echo end >&2")
+    assert loud.stdout._stream.take(1)
+    assert loud.poll() is None  # its pipe is full
+    assert loud.wait() == 0  # whoever waits takes what comes
+    assert loud.stderr.read() == "end\n"
+
+
+def test_async(host: DirectHost) -> None:
+    async def use() -> list[str]:
+        async with host.create() as made:
+            process = await made.exec.aio("sh", "-c", "echo a; echo b")
+            lines = [line async for line in process.stdout]
+            await process.wait.aio()
+            return lines
+
+    assert asyncio.run(use()) == ["a\n", "b\n"]
+
+
+def test_files(sandbox: Sandbox, tmp_path: Path) -> None:
+    sandbox.write_file("notes/a.txt", "hello")
+    sandbox.write_file("/tmp/b", b"\0\xff")
+    assert sandbox.read_file("notes/a.txt") == b"hello"
+    assert sandbox.read_file("/tmp/b") == b"\0\xff"
+    assert [(each.name, each.kind, each.size) for each in sandbox.ls("notes")] == [
+        ("a.txt", "file", 5)
+    ]
+    with pytest.raises(SandboxFileError, match="No such file"):
+        sandbox.read_file("missing")
+    with pytest.raises(SandboxFileError, match="folder"):
+        sandbox.read_file("notes")
+    with pytest.raises(SandboxFileError, match=r"Permission denied|Read-only"):
+        sandbox.write_file("/usr/x", "x")
+
+    source = tmp_path / "source"
+    (source / "deep" / "empty").mkdir(parents=True)
+    (source / "deep" / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (source / "deep" / "run.sh").chmod(0o755)
+    (source / "link").symlink_to("/etc/passwd")
+    sandbox.put(source, "work")
+    assert sandbox.exec("work/deep/run.sh").stdout.read() == "ran\n"
+    assert [each.name for each in sandbox.ls("work")] == ["deep"]
+    assert sandbox.get("work", tmp_path / "back") == 0
+    assert (tmp_path / "back/deep/run.sh").stat().st_mode & 0o111
+    assert (tmp_path / "back/deep/empty").is_dir()
+    sandbox.get("notes/a.txt", tmp_path / "a.txt")
+    assert (tmp_path / "a.txt").read_text() == "hello"
+    sandbox.rm("work")
+    sandbox.rm("notes/a.txt")
+    assert [each.name for each in sandbox.ls()] == ["notes"]
+
+
+def test_snapshots(
+    host: DirectHost, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path))
+    sandbox.write_file("a/b", "kept")
+    sandbox.exec("sh", "-c", "ln -s b a/link; mkfifo a/pipe; chmod 700 a/b").wait()
+    kept = sandbox.snapshot()
+    with host.create() as other:
+        other._unpack(kept)
+        assert other.read_file("a/link") == b"kept"
+        assert "rwx------" in other.exec("ls", "-l", "a/b").stdout.read()
+        assert [each.name for each in other.ls("a")] == ["b", "link"]
+
+
+def test_ports(sandbox: Sandbox) -> None:
+    sandbox.write_file("www/index.html", "hello")
+    sandbox.exec("python3", "-m", "http.server", "8000", "-d", "www")
+    address = f"http://127.0.0.1:{sandbox.forward(8000)}/index.html"
+
+    answers: list[bytes] = []
+
+    def read() -> bool:
+        with suppress(OSError), urllib.request.urlopen(address) as answer:
+            answers.append(answer.read())
+        return bool(answers)
+
+    wait_until(read)
+    assert answers == [b"hello"]
+
+
+def test_a_sandbox_ends_when_its_time_is_over(host: DirectHost) -> None:
+    made = host.create(timeout=0.2)
+    sleeping = made.exec("sleep", "60")
+    assert sleeping.wait() == -signal.SIGKILL
+    assert made.wait() == "timeout"
+    with pytest.raises(SandboxEnded):
+        made.exec("true")
+    assert made.info().state == "ended"
+    assert made.info().seconds >= 0.2
+
+
+def test_a_sandbox_ends_when_its_caller_says_so(host: DirectHost) -> None:
+    made = host.create()
+    pids = find_inside(host)
+    assert pids
+    made.terminate()
+    made.terminate()
+    assert made.info().why == "terminated"
+    assert not set(pids) & set(find_inside(host))
+    with pytest.raises(SandboxNotFound):
+        Sandbox(host.link, made._place, "0" * 16).info()
+
+
+@pytest.mark.parametrize("killed", ["host", "zygote"])
+def test_sandboxes_end_with_what_made_them(killed: str) -> None:
+    with start_host() as host:
+        for _ in range(3):
+            host.create().exec("sh", "-c", "trap '' TERM HUP; sleep 1000 & sleep 1000")
+        (zygote,) = list_children(host.process.pid)
+        wait_until(lambda: len(list_below(zygote)) >= 12)
+        inside = list_below(zygote)
+        os.kill(host.process.pid if killed == "host" else zygote, signal.SIGKILL)
+        wait_until(lambda: not any(is_alive(each) for each in [*inside, zygote]))
+        assert not Path(f"{host.folder}/root/usr").exists()  # what was mounted is gone with them
+
+
+def test_memory_processes_and_disk_are_limited(host: DirectHost) -> None:
+    with host.create(memory="64MB", disk="8MB", processes=16) as made:
+        hungry = made.exec("python3", "-c", "x = bytearray(1 << 30)")
+        assert hungry.wait() == 1
+        assert "MemoryError" in hungry.stderr.read()
+        many = "import os, time\nfor _ in range(8): os.fork() or [bytearray(30 << 20), time.sleep(60)]\ntime.sleep(60)"
+        together = made.exec("python3", "-c", many)
+        assert (together.wait(), together.why) == (-signal.SIGKILL, "memory")
+        bomb = made.exec("python3", "-c", "import os\nfor _ in range(99): os.fork() or os.pause()")
+        assert bomb.wait() == 1
+        assert "BlockingIOError" in bomb.stderr.read()
+        made.exec("pkill", "-9", "python3").wait()
+        full = made.exec("dd", "if=/dev/zero", "of=big", "bs=1M", "count=99")
+        assert full.wait() != 0
+        assert sum(each.size for each in made.ls()) <= 8 << 20
+
+
+def find_inside(host: DirectHost) -> list[int]:
+    (zygote,) = list_children(host.process.pid)
+    return list_children(zygote)
+
+
+def list_children(pid: int) -> list[int]:
+    try:
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except FileNotFoundError:
+        return []
+    return [int(each) for each in found.split()]
+
+
+def list_below(pid: int) -> list[int]:
+    children = list_children(pid)
+    return children + [each for child in children for each in list_below(child)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
