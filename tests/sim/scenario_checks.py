@@ -38,6 +38,15 @@ def check_nothing_bought_twice(ending: ScenarioResult) -> None:
     assert set(bought) <= set(known)
     for gang in ending.cloud.gang_list:
         assert len(gang.machines) in (0, known[gang.spec.name].nodes)
+        asked = Counter(
+            rank
+            for trace in ending.traces
+            for attempt in trace.attempts
+            if attempt.gang.partition("@")[0] == gang.spec.name
+            for rank in attempt.repairs
+        )
+        new = Counter(machine.rank for machine in gang.replaced)
+        assert new <= asked, "a lost node is replaced at most once by each attempt that asks for it"
 
 
 def check_nothing_held_twice(ending: ScenarioResult) -> None:
@@ -76,8 +85,10 @@ def check_bills(ending: ScenarioResult) -> None:
     """
     known = {attempt.gang: attempt for trace in ending.traces for attempt in trace.attempts}
     assert {life.gang for life in ending.cloud.lives()} <= set(known)
-    lives = {(life.gang, life.rank): stretches(life) for life in ending.cloud.lives()}
-    wanted = {key: rows for key, rows in lives.items() if rows}
+    lives: dict[tuple[str, int], list[Stretch]] = {}
+    for life in ending.cloud.lives():
+        lives.setdefault((life.gang, life.rank), []).extend(stretches(life))
+    wanted = {key: sorted(rows) for key, rows in lives.items() if rows}
     charged: dict[tuple[str, int], list[Stretch]] = {}
     for trace in ending.traces:
         for charge in trace.charges:
@@ -88,7 +99,7 @@ def check_bills(ending: ScenarioResult) -> None:
         attempt.gang.partition("@")[0]
         for t in ending.traces
         for attempt in t.attempts
-        if attempt.kept_since
+        if attempt.kept_since or attempt.repairs
     }
     told = {key: joined(rows) if key[0] in kept else sorted(rows) for key, rows in charged.items()}
     wrong = {

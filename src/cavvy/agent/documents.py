@@ -365,6 +365,11 @@ class WorkConfig:
     )
     # seconds that the agent waits for another job's work after this work has ended
     keep_s: float = field(default=0, metadata=harmless("the agent exits when the work has ended"))
+    # seconds that the agent waits for the work of the next attempt after this work was stopped or
+    # has failed, since its gang may be repaired
+    repair_s: float = field(
+        default=0, metadata=harmless("the agent exits, and its gang is launched again")
+    )
     # whether the agent waits for other work even after stopped work or a failed setup
     machine: bool = field(
         default=False, metadata=harmless("after a stop or a failed setup, the agent exits")

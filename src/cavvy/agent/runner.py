@@ -64,6 +64,8 @@ UNPROTECTED = (
 # Outcomes after which the agent waits on a kept node for the work of other jobs. The key is whether
 # the node belongs to a `cavvy machine`.
 SPARES_NODE = {False: ("succeeded", "exit"), True: ("succeeded", "exit", "setup", "stopped")}
+# Outcomes after which the agent waits for the repair of its gang, if the work states for how long.
+AWAITS_REPAIR = ("stopped", "exit")
 SIGNAL_WAIT_S = {True: 0.5, False: 0.05}
 # maximum seconds for which an agent started with --deliver tries to deliver messages
 DELIVER_S = 20.0
@@ -246,13 +248,12 @@ class RankRunner:
             and self.execs.idle
             and not replying
         ):
-            if (
-                self._work is not None
-                and self._state is AgentState.EXITED
-                and self._exit.get("outcome") in SPARES_NODE[self._work.machine]
-                and not self._terminated
-            ):
-                self.keep_s = self._work.keep_s
+            work, outcome = self._work, self._exit.get("outcome")
+            if work is not None and self._state is AgentState.EXITED and not self._terminated:
+                spared = outcome in SPARES_NODE[work.machine]
+                self.keep_s = work.keep_s if spared else 0.0
+                if outcome in AWAITS_REPAIR:
+                    self.keep_s = max(self.keep_s, work.repair_s)
             self._leave()
 
     def terminated(self) -> None:

@@ -338,6 +338,7 @@ class ControlPlane:
             read_blob=dependencies.read_blob,
             sweeps=lambda: self.sweeps,
             traced=dependencies.traced,
+            replaces=lambda attempt: self.pool.can_replace(attempt.offer.account),
         )
         return AgentSessions(self._store, self._clock, self.hint, agent_dependencies)
 

@@ -19,6 +19,8 @@ from cavvy.control.decide.looks import (
     note_failed_removal,
     note_wait,
 )
+from cavvy.control.decide.losses import RepairGang
+from cavvy.control.decide.repair import repair_gang
 from cavvy.control.decide.rows import JobRows, RowChanges
 from cavvy.control.decide.transitions import advance_attempt
 from cavvy.control.provider_pool import ProviderPool
@@ -151,6 +153,8 @@ class GangOperator:
             removed_at=look.removed_at,
             unsure=look.unsure,
             denied=look.denied,
+            sold_out=look.sold_out,
+            replaces=self._out.pool.can_replace(attempt.offer.account),
             requested=look.requested,
             spent=rows.spent,
             pays=look.pays,
@@ -165,12 +169,17 @@ class GangOperator:
             fresh=False,
             seen=GangAbsence.UNKNOWN,
             denied=False,
+            sold_out=False,
         )
         self._looks[attempt.gang] = asked
         self._jobs[attempt.gang] = attempt.job_id  # the provider may signal before the first poll
         try:
-            await self._out.pool.launch(await self._make_spec(rows, attempt))
+            await self._out.pool.launch(await self._make_spec(rows, attempt), attempt.repairs)
         except NoCapacity as error:
+            if attempt.repairs:  # the other nodes wait for capacity
+                trouble, now = shorten(str(error)), self._clock.now()
+                self._change(attempt, sold_out=True, looked_at=now, trouble=trouble)
+                return None
             reason = f"no capacity at {attempt.offer.key}: {error}"
             return self._deny(attempt, AttemptOutcome.CAPACITY, reason)
         except Refused as error:
@@ -185,6 +194,23 @@ class GangOperator:
         self._change(attempt, doubt=False, looked_at=at, trouble="")
         reason = "the provider accepted the launch"
         return AdvanceAttempt(phase=AttemptPhase.BOOTING, reason=reason)
+
+    def has_seen(self, rows: JobRows, attempt: Attempt) -> bool:
+        """Return whether a poll has found the gang after all ranks had ended their work."""
+        told_at = self._look(attempt).told_at
+        ends = [node.exited_at for node in rows.nodes_of(attempt) if node.exited_at is not None]
+        return told_at is not None and all(at <= told_at for at in ends)
+
+    async def repair(self, rows: JobRows, attempt: Attempt, action: RepairGang) -> RowChanges:
+        """Let the job's next attempt take over the gang and replace its lost nodes. The result of
+        the last poll is forgotten, because it shows the lost nodes.
+        """
+        stored = await self._store.charges(attempt.job_id)
+        heard = [self._heard(attempt, node) for node in rows.nodes_of(attempt)]
+        rows = replace(rows, nodes={**rows.nodes, attempt.id: heard})
+        changes = repair_gang(rows, attempt, action, self._look(attempt), stored, self._clock.now())
+        self._looks.pop(attempt.gang, None)
+        return changes
 
     async def remove(self, rows: JobRows, attempt: Attempt) -> RowChanges:
         """Request the gang's removal from the provider. A failed request is repeated sooner than an
@@ -238,6 +264,7 @@ class GangOperator:
             installation=self._out.installation,
             offer=attempt.offer,
             nodes=attempt.nodes,
+            round=attempt.number,
             agent_endpoint=self._out.agent_endpoint(attempt.gang),
             lease=first_lease(job, attempt, rows.spent),
             longest=longest and max(timedelta(0), longest - rows.ran(self._clock.now())),

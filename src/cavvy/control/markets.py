@@ -312,13 +312,15 @@ class StandbyGangs:
         # job -> key -> when to query the advisor again
         self._reviews: dict[str, dict[str, datetime]] = {}
 
-    async def step(self, uow: UnitOfWork, *, awaits_end: bool = False) -> timedelta | None:
+    async def step(
+        self, uow: UnitOfWork, *, awaits_end: bool = False, replaces: bool = False
+    ) -> timedelta | None:
         """Execute the decision of `decide_standby`, before the job's own next step. Returns None if
         the next check should follow immediately, otherwise the time until the next check.
         """
         now, job_id = self._clock.now(), uow.job.id
         reviews = self._reviews.setdefault(job_id, {})
-        step = decide_standby(uow.rows, reviews, now, awaits_end=awaits_end)
+        step = decide_standby(uow.rows, reviews, now, awaits_end=awaits_end, replaces=replaces)
         if step.changes is not None:
             uow.apply(step.changes)
         if isinstance(step, AskAdvisor):

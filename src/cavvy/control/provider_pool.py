@@ -30,6 +30,7 @@ from cavvy.providers.abilities import (
     HOLDS_VOLUMES,
     KEEPS_NODES,
     RELAYS_AGENTS,
+    REPLACES_NODES,
     SHARES_HOSTS,
     SIGNALS_CHANGES,
     TELLS_QUOTAS,
@@ -210,9 +211,15 @@ class ProviderPool:
         """Apply another server's observation that capacity or prices have changed."""
         self._freed = True
 
-    async def launch(self, spec: GangSpec) -> None:
-        """See `Provider.launch`. Raises TryAgain if another server can have taken over the job and
-        ended the gang, for example because the database answered late.
+    def can_replace(self, account: str) -> bool:
+        """Return whether the account's provider can replace single nodes of gangs."""
+        provider = self.providers.get(account)
+        return provider is not None and ability(provider, REPLACES_NODES) is not None
+
+    async def launch(self, spec: GangSpec, replaces: Sequence[int] = ()) -> None:
+        """See `Provider.launch` or, for the ranks in `replaces`, `ReplacesNodes.replace`. Raises
+        TryAgain if another server can have taken over the job and ended the gang, for example
+        because the database answered late.
         """
         if not self.may_launch():
             raise TryAgain("another server may have taken over this server's jobs")
@@ -223,7 +230,11 @@ class ProviderPool:
             # the provider expects the offer in the form in which it listed the offer
             offer = replace(spec.offer, credential="")
             ours = replace(spec, installation=mark, offer=offer)
-            await self._call(account, provider.launch(ours))
+            replacer = ability(provider, REPLACES_NODES) if replaces else None
+            if replaces and replacer is None:
+                raise Refused(f"{account} cannot replace single nodes of a gang")
+            call = replacer.replace(ours, replaces) if replacer else provider.launch(ours)
+            await self._call(account, call)
         finally:
             self._placed.pop(spec.name, None)
 

@@ -21,6 +21,7 @@ from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, is_gone, list
 from cavvy.control.decide.bills import budget_left, paid_time, spending
 from cavvy.control.decide.budgets import BudgetAllowance
 from cavvy.control.decide.groups import AT_WORK, decide_dependent, decide_end, decide_return
+from cavvy.control.decide.losses import RepairGang
 from cavvy.control.decide.rows import NEVER, JobRows
 from cavvy.control.decide.standby import take_over
 from cavvy.control.decide.transitions import (
@@ -219,7 +220,10 @@ class JobReconciler:
         action, rows = jobs.decide_job(view, now), uow.rows
         match action:
             case jobs.RecheckJob():
-                beside = await self._out.standbys.step(uow, awaits_end=view.awaits_end)
+                replaces = rows.own and self._out.pool.can_replace(rows.own.offer.account)
+                beside = await self._out.standbys.step(
+                    uow, awaits_end=view.awaits_end, replaces=bool(replaces)
+                )
                 return None if beside is None else min(action.after, beside)
             case jobs.TakeOver():
                 step = take_over(rows, action, now)
@@ -320,6 +324,8 @@ class JobReconciler:
         action = gangs.decide_attempt(view, now)
         match action:
             case gangs.RecheckAttempt():
+                if action.looks:
+                    self._operator.look_now(attempt.gang)
                 uow.apply(self._operator.note_wait(uow.rows, attempt))
                 return action.after
             case gangs.LaunchGang():
@@ -335,9 +341,24 @@ class JobReconciler:
                 uow.apply(await self._operator.remove(uow.rows, attempt))
             case gangs.AdvanceAttempt():
                 uow.apply(await self._operator.advance(uow.rows, attempt.number, action))
+            case RepairGang() if await self._is_unpaid(uow.job, attempt):
+                end = gangs.end_lost(action)
+                uow.apply(await self._operator.advance(uow.rows, attempt.number, end))
+            case RepairGang():
+                if not self._operator.has_seen(uow.rows, attempt):
+                    self._operator.look_now(attempt.gang)  # the bill depends on who runs now
+                    return None
+                uow.apply(await self._operator.repair(uow.rows, attempt, action))
+                await self._flush(uow)
+                self._out.agents.forget(attempt)  # under its former name, which wakes its agents
             case _:
                 uow.apply(adjust_attempt(uow.rows, attempt, action, now))
         return None
+
+    async def _is_unpaid(self, job: JobRecord, attempt: Attempt) -> bool:
+        """Return whether a budget forbids to request nodes of this attempt's offer now."""
+        paid = attempt.offer.rate.micros_per_hour > 0
+        return paid and bool(await self._out.budgets.find_stop(job))
 
     async def _view(self, uow: UnitOfWork, attempt: Attempt, now: datetime) -> AttemptSnapshot:
         """Return a snapshot of the attempt. If a rank may have stored results in a bucket, the

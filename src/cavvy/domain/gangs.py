@@ -88,6 +88,8 @@ class GangSeen(Struct, frozen=True, kw_only=True):
     # machines from failed launches of the gang, and duplicates; they are billed, but were never
     # nodes of the gang, and none of them runs after the gang has ended
     rolled_back: Sequence[NodeSeen] = ()
+    # nodes that were lost and replaced by others of the same rank
+    replaced: Sequence[NodeSeen] = ()
     rates: Sequence[
         tuple[datetime, HourlyRate]
         # prices of one node, each with the time from which it applies; () if only the offer's rate

@@ -73,7 +73,7 @@ JOB_MOVES: Mapping[JobPhase, Mapping[JobPhase, str]] = {
         JobPhase.FAILED: "the work failed and is not retried",
         JobPhase.STOPPED: "a person cancelled the job's gang at the provider",
         JobPhase.QUEUED: "the attempt was lost or failed and is retried",
-        JobPhase.STARTING: "the job's standby gang takes over",
+        JobPhase.STARTING: "the job's standby gang takes over, or a lost node is replaced",
         JobPhase.STOPPING: "the user or a limit stops the job",
     },
     JobPhase.STOPPING: {
@@ -103,11 +103,13 @@ ATTEMPT_MOVES: Mapping[AttemptPhase, Mapping[AttemptPhase, str]] = {
         "keeps the nodes",
         AttemptPhase.ENDING: "the boot timed out, a node was lost or failed, or the attempt is no "
         "longer needed",
+        AttemptPhase.ENDED: "a node was lost, and the next attempt keeps the others",
     },
     AttemptPhase.RUNNING: {
         AttemptPhase.ENDING: "the work ended, a node was lost, or the attempt is no longer needed",
         AttemptPhase.KEPT: "the work ended, and its task keeps the nodes for the project's "
         "next job",
+        AttemptPhase.ENDED: "a node was lost, and the next attempt keeps the others",
     },
     AttemptPhase.KEPT: {
         AttemptPhase.ENDING: "no job took the gang over in time, a node was lost, or the user "
@@ -436,6 +438,10 @@ class Attempt(Struct, frozen=True, kw_only=True):
         # when the attempt took over a warm gang, whose earlier time is billed to another attempt
         None
     )
+    # the ranks whose lost nodes are replaced in a gang that the attempt has taken over from the
+    # attempt before, and until when the other nodes wait for capacity
+    repairs: tuple[int, ...] = ()
+    repair_until: datetime | None = None
     kept_since: datetime | None = None
     kept_until: datetime | None = None  # when the gang is released if no job has taken it over
     missed_looks: int = 0  # consecutive polls in which the provider did not report the gang

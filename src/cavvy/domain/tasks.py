@@ -340,6 +340,13 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     parallel: int = 1
 
 
+class LossPolicy(StrEnum):
+    """What happens to the other nodes of a gang when it loses a node."""
+
+    REPAIR = "repair"  # they are kept, and only the lost node is replaced
+    RESTART = "restart"  # they are released, and the job gets a new gang
+
+
 class JobSchedule(Struct, frozen=True, kw_only=True):
     """The start of a job: at one time, or repeatedly according to a cron line in a time zone.
     Exactly one of `at` and `cron` is set.
@@ -622,6 +629,7 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     checkpoint: CheckpointPolicy | None = None
     limits: JobLimits = JobLimits()
     retry: RetryPolicy = RetryPolicy()
+    on_loss: LossPolicy = LossPolicy.REPAIR  # matters only to gangs of more than one node
     schedule: JobSchedule | None = None
     window: StartWindow | None = None
     work: Workload | None = None

@@ -14,7 +14,7 @@ from cavvy.domain.offers import Offer, Quota
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import Struct
 from cavvy.domain.volumes import KeptVolume
-from cavvy.providers.base import Ability, Provider
+from cavvy.providers.base import Ability, GangSpec, Provider
 
 if TYPE_CHECKING:
     from cavvy.domain.messages import AgentCalls
@@ -246,6 +246,20 @@ class KeepsNodes(Protocol):
         """
 
 
+class ReplacesNodes(Protocol):
+    """A provider that can replace single nodes of a gang while the other nodes go on."""
+
+    async def replace(self, gang: GangSpec, ranks: Sequence[int]) -> None:
+        """Request a new node for each of these ranks of an existing gang, in the same place, and
+        end what is left of the old nodes. Does nothing for a rank that already got a node in the
+        round `gang.round`, running or ended, and nothing if the gang has ended or is being removed.
+        `gangs` then reports the new nodes, and the old ones as `GangSeen.replaced`.
+
+        Raises NoCapacity or Refused if no new node keeps running, and TryAgain if new nodes may
+        have started. The other nodes of the gang go on in any case.
+        """
+
+
 class Closeable(Protocol):
     """A provider that has open files or connections. The provider's gangs keep running after
     `close`."""
@@ -350,6 +364,12 @@ KEEPS_NODES: Ability[KeepsNodes] = Ability(
     purpose="Terminates the idle nodes that the infrastructure keeps for the next gang. "
     "`cavvy nodes down` uses this ability; `remove` does not terminate idle nodes.",
 )
+REPLACES_NODES: Ability[ReplacesNodes] = Ability(
+    name="replaces nodes",
+    methods=("replace",),
+    purpose="Replaces single nodes of a gang. When a gang loses a node, the other nodes are kept "
+    "and wait for the new one; without this ability, all nodes are released and requested again.",
+)
 CLOSEABLE: Ability[Closeable] = Ability(
     name="closeable", methods=("close",), purpose="Closes files and connections."
 )
@@ -370,6 +390,7 @@ ABILITIES: Sequence[Ability[Any]] = (
     RELAYS_AGENTS,
     SERVES_NODES,
     KEEPS_NODES,
+    REPLACES_NODES,
     CLOSEABLE,
 )
 

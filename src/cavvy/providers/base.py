@@ -282,6 +282,9 @@ class GangSpec(Struct, frozen=True, kw_only=True):
     nodes: int
     agent_endpoint: AgentEndpoint
     lease: timedelta  # how long an agent keeps working while the control plane does not answer
+    # The number of the job's attempt. Each node that replaces a lost one (`ReplacesNodes`) belongs
+    # to the round that asked for it.
+    round: int = 1
     longest: timedelta | None = (
         None  # the work is stopped after this running time; None if there is no known limit
     )

@@ -132,6 +132,9 @@ class FaultyProvider:
     async def launch(self, gang: GangSpec) -> None:
         await self._crash_point.through(lambda: self._cloud.launch(gang))
 
+    async def replace(self, gang: GangSpec, ranks: Sequence[int]) -> None:
+        await self._crash_point.through(lambda: self._cloud.replace(gang, ranks))
+
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         return await self._crash_point.through(lambda: self._cloud.gangs(name))
 

@@ -280,6 +280,8 @@ def _write_rules(task: TaskSpec) -> Keys:
         keys["grace"] = _length(task.grace)
     if task.keep:
         keys["keep"] = _length(task.keep)
+    if task.on_loss is not plain.on_loss:
+        keys["on_loss"] = task.on_loss.value
     if task.notify is not plain.notify:
         keys["notify"] = task.notify.value
     return keys

@@ -24,7 +24,7 @@ def _words(text: str) -> frozenset[str]:
 _OURS = _words(
     "nodes env edge params image limits retry checkpoint tags project work webhooks grace schedule "
     "window priority keep machine session encrypt array sweep parallel after group "
-    "notify topology best stop_early batch search trials"
+    "notify on_loss topology best stop_early batch search trials"
 )
 _OUR_NEEDS = _words(
     "gpu accelerator cpu disk spot instance providers regions network max_price check options"

@@ -28,6 +28,7 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.decide.bills import paid_time
 from cavvy.control.decide.groups import AT_WORK, is_assembled, list_variables
 from cavvy.control.decide.job import MARGIN, cap_of
+from cavvy.control.decide.losses import awaits_repair
 from cavvy.control.decide.rows import RowChanges, make_attempt_event, make_event
 from cavvy.control.decide.warm_pool import FAREWELL, waits_on
 from cavvy.control.sweep_keeper import SweepKeeper
@@ -110,6 +111,8 @@ class AgentDependencies(Struct, frozen=True, kw_only=True):
     read_blob: ReadBlob | None = None  # None if this server has no frozen folders
     # what chooses values and judges reports of sweeps; None if no capability does
     sweeps: Callable[[], SweepKeeper | None] = lambda: None
+    # whether the attempt's provider can replace single nodes of its gang
+    replaces: Callable[[Attempt], bool] = lambda attempt: False
     traced: bool = False  # whether the server sends traces, so that work learns its span
 
 
@@ -402,7 +405,7 @@ class AgentSessions:
         """Respond to a claim of a rank that already has an agent: only an agent on a warm node may
         claim the rank again.
         """
-        if not waits_on(job, attempt, node):
+        if not waits_on(job, attempt, node) and not awaits_repair(job, attempt, node):
             return ClaimRefused(reason=f"rank {node.rank} is claimed by another agent")
         if protocol < PROTOCOL:
             return ClaimRefused(
@@ -481,6 +484,7 @@ class AgentSessions:
             losses_per_hour=await self._dependencies.losses(attempt),
             deposit_after_s=self._dependencies.deposit_after_s(job),
             traced=self._dependencies.traced,
+            repairs=self._dependencies.replaces(attempt),
         )
 
     async def _checkpoint(self, job: JobRecord, attempt: Attempt) -> CheckpointConfig | None:

@@ -31,6 +31,7 @@ from cavvy.agent.documents import (
 )
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.job_traces import write_traceparent
+from cavvy.control.decide.losses import agents_wait
 from cavvy.control.decide.rows import make_attempt_event
 from cavvy.control.decide.warm_pool import FAREWELL, may_keep
 from cavvy.domain.jobs import Attempt, JobRecord, Node
@@ -111,6 +112,7 @@ def make_assignment(
     losses_per_hour: float | None = None,
     deposit_after_s: float = 0,
     traced: bool = False,
+    repairs: bool = False,
 ) -> WorkConfig:
     """Build the work of one attempt.
 
@@ -119,7 +121,7 @@ def make_assignment(
     the key of a setup with `uses` is computed. `losses_per_hour` is the number of nodes that the
     whole gang is expected to lose per hour in its market. `deposit_after_s` is how many seconds an
     agent waits for the server before it stores results in a bucket. `traced` adds the
-    trace context of the attempt.
+    trace context of the attempt. `repairs` means that the provider can replace a lost node.
     """
     task = job.task
     return replace(
@@ -143,6 +145,7 @@ def make_assignment(
         grace_s=task.grace.total_seconds(),
         keep_s=(task.keep + FAREWELL).total_seconds() if may_keep(task, attempt.offer) else 0,
         machine=task.on_kept_nodes,
+        repair_s=agents_wait(task).total_seconds() if repairs else 0,
         idle_s=task.limits.idle.total_seconds() if task.limits.idle else None,
         idle_gpu_percent=task.limits.idle_gpu_percent,
         stuck_s=task.limits.stuck.total_seconds() if task.limits.stuck else None,

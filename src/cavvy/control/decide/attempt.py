@@ -27,6 +27,7 @@ from cavvy.control.decide.failures import (
     next_silence,
 )
 from cavvy.control.decide.job import cap_of, gives_back
+from cavvy.control.decide.losses import RepairGang, awaits_look, find_repair, keeps_rest
 from cavvy.control.decide.rows import taken_at
 from cavvy.control.decide.warm_pool import keeps_until
 from cavvy.domain import jobs
@@ -48,6 +49,7 @@ _TOLD = frozenset(
     {jobs.AttemptOutcome.PREEMPTED, jobs.AttemptOutcome.STOPPED, jobs.AttemptOutcome.LIMIT}
 )  # outcomes of work that was ordered to end
 _NONE = timedelta(0)
+_LOST_LOOK = timedelta(seconds=5)  # interval of polls for the node of a silent rank
 _RENEWED = timedelta(seconds=1)  # the smallest change of a time that is stored
 
 
@@ -128,6 +130,7 @@ class RecheckAttempt(Struct, frozen=True, kw_only=True):
     """Do nothing until the time `after` has passed or an agent sends a report."""
 
     after: timedelta
+    looks: bool = False  # whether to poll the gang then, because it may have lost a node
 
 
 Action = (
@@ -141,6 +144,7 @@ Action = (
     | NoteSilent
     | NoteSlow
     | KeepGang
+    | RepairGang
     | RecheckAttempt
 )
 
@@ -171,6 +175,8 @@ def _launching(view: AttemptSnapshot, now: datetime) -> Action:
         return _ending(
             _stop_outcome(view.job), view.job.stop_reason or "the attempt is no longer needed"
         )
+    if attempt.repairs:
+        return _repairing(view, now)
     if isinstance(view.seen, GangSeen):
         return AdvanceAttempt(
             phase=jobs.AttemptPhase.BOOTING, reason="the provider reports the gang"
@@ -189,6 +195,26 @@ def _launching(view: AttemptSnapshot, now: datetime) -> Action:
         )
     if view.asked and view.seen is GangAbsence.UNKNOWN:
         return RecheckAttempt(after=_soon(attempt.created_at, now))
+    return LaunchGang()
+
+
+def _repairing(view: AttemptSnapshot, now: datetime) -> Action:
+    """Return the next step of an attempt that replaces nodes of its gang. While there is no
+    capacity, the other nodes wait, but not longer than it pays. A request is repeated until the
+    provider has answered it, because repeated requests replace no node twice.
+    """
+    attempt = view.attempt
+    if view.asked and view.seen is GangAbsence.UNKNOWN:
+        late = now - attempt.created_at >= LAUNCH_TIMEOUT
+        if not late:
+            return RecheckAttempt(after=_soon(attempt.created_at, now))
+    if isinstance(view.seen, GangSeen) and view.seen.state is GangState.ENDED:
+        return _lost(view.seen, "the gang ended before its lost nodes were replaced")
+    if view.asked and view.trouble and now >= (attempt.repair_until or attempt.created_at):
+        return _ending(
+            jobs.AttemptOutcome.CAPACITY if view.sold_out else jobs.AttemptOutcome.TIMEOUT,
+            add_cause("the lost nodes could not be replaced in time", view.trouble),
+        )
     return LaunchGang()
 
 
@@ -366,7 +392,7 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
         if len(exited) < len(view.nodes):
             return None
         return _ending(jobs.AttemptOutcome.SUCCEEDED, "the work succeeded", exit_code=0)
-    first = _first_cause(view, failures, now)
+    first = _first_cause(view, failures, lost, now)
     waiting = _let_others_save(view, first, [node.rank for node in exited], now)
     if waiting is not None:
         # While a job is being stopped, its grace period applies, not the time of a provider's
@@ -382,6 +408,8 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
             exit_code=first.exit_code,
             rank=stuck.node,
         )
+    if awaits_look(view, now):
+        return RecheckAttempt(after=_LOST_LOOK, looks=True)
     outcome = _outcome_of(view, first, lost)
     # A limit of the job ends all nodes; the idle limit is reached if one of them is idle.
     alone = len(view.nodes) > 1 and (
@@ -393,7 +421,9 @@ def _reported(view: AttemptSnapshot, now: datetime) -> Action | None:
     reason = f"{first.exit_reason or outcome}{where}{early if first.exit_code == 0 else ''}"
     stated = outcome in (jobs.AttemptOutcome.NODE, jobs.AttemptOutcome.EXIT)
     failure = first.exit_failure if stated and outcome is first.exit_outcome else None
-    return _ending(outcome, reason, failure, exit_code=first.exit_code, rank=first.rank)
+    gone = [node.rank for node in lost]
+    repair = find_repair(view, outcome, reason, failure, first.rank, gone)
+    return repair or _ending(outcome, reason, failure, exit_code=first.exit_code, rank=first.rank)
 
 
 def _outcome_of(
@@ -438,15 +468,27 @@ def _losses(view: AttemptSnapshot, now: datetime) -> list[jobs.Node]:
     return lost
 
 
-def _first_cause(view: AttemptSnapshot, failures: Sequence[jobs.Node], now: datetime) -> jobs.Node:
+def _first_cause(
+    view: AttemptSnapshot,
+    failures: Sequence[jobs.Node],
+    lost: Sequence[jobs.Node],
+    now: datetime,
+) -> jobs.Node:
     """Return the failure that caused the gang to end. Ranks that stopped because the control plane
     told them to are not considered. If the user or a limit stopped the job, failures after the stop
     are not considered either.
+
+    A provider may report the end of a `lost` node late. Ranks whose work failed after its agent was
+    last heard have lost their connection to it.
     """
     stopped = [node for node in failures if node.exit_outcome is jobs.AttemptOutcome.STOPPED]
     causes = [node for node in failures if node.exit_outcome is not jobs.AttemptOutcome.STOPPED]
     if stopped and not _wanted(view):
         causes = [node for node in causes if (node.exited_at or now) < view.job.since]
+    if lost and keeps_rest(view):
+        silent = min(heard(view, node) for node in lost)
+        exits = [node for node in causes if node not in lost and (node.exited_at or now) < silent]
+        causes = exits or [node for node in causes if node in lost] or causes
     return min(causes or stopped, key=lambda node: (node.exited_at or now, node.rank))
 
 
@@ -492,6 +534,7 @@ def _let_others_save(
         return RecheckAttempt(after=POLL)
     deadline = taken_at(view.attempt, view.nodes)
     taken = deadline is not None and first.exit_outcome is jobs.AttemptOutcome.PREEMPTED
+    taken = taken and not keeps_rest(view)
     kinds = ("stop", "notice") if taken else ("stop",)
     untold = tuple(node.rank for node in working if not _is_told(node, kinds))
     grace = view.job.task.grace
@@ -506,7 +549,13 @@ def _let_others_save(
     until = max([first.exited_at or now, *_told_at(left)]) + grace + MARGIN
     if taken and deadline:
         until = max(until, deadline)
-    return RecheckAttempt(after=until - now) if left and now < until else None
+    if keeps_rest(view):  # their agents may not have reached a server that has just started
+        until = max(until, view.listening_since + grace + MARGIN)
+    if not left or now >= until:
+        return None
+    if keeps_rest(view):  # a rank that stays silent may have been on a node that was lost
+        return RecheckAttempt(after=min(_LOST_LOOK, until - now), looks=True)
+    return RecheckAttempt(after=until - now)
 
 
 def _drop_collecting(view: AttemptSnapshot, nodes: Sequence[jobs.Node]) -> list[jobs.Node]:
@@ -566,6 +615,8 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
     left = _drop_collecting(view, left)
     others = [] if drill else [node for node in left if node.notice_until is None]
     grace = view.job.task.grace
+    if not drill and keeps_rest(view):
+        return _stop_others(view, others)
     until = max([until, *(at + grace + MARGIN for at in _told_at(others))])
     if now >= until:
         return _ending(jobs.AttemptOutcome.PREEMPTED, reason)
@@ -579,6 +630,22 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
             reason=reason,
         )
     return None
+
+
+def _stop_others(view: AttemptSnapshot, others: Sequence[jobs.Node]) -> Action | None:
+    """Stop the ranks whose nodes are not reclaimed: they save their state together with the ranks
+    that got the notice, and then wait for the new nodes.
+    """
+    untold = tuple(node.rank for node in others if not _is_told(node, ("stop",)))
+    if not untold:
+        return None
+    leaving = [node.rank for node in view.nodes if node.notice_until is not None]
+    return OrderRanks(
+        ranks=untold,
+        kind="stop",
+        seconds=view.job.task.grace.total_seconds(),
+        reason=f"the provider reclaims the node of rank {', '.join(map(str, leaving))}",
+    )
 
 
 def _ours(view: AttemptSnapshot) -> str:
@@ -632,6 +699,11 @@ def _lost(seen: GangSeen, what: str, rank: int | None = None) -> AdvanceAttempt:
             rank=rank,
         )
     return _ending(jobs.AttemptOutcome.NODE, add_cause(what, seen.reason), rank=rank)
+
+
+def end_lost(repair: RepairGang) -> AdvanceAttempt:
+    """Return the end of a gang that has lost a node and is not repaired."""
+    return _ending(repair.outcome, repair.reason, repair.failure, rank=repair.rank)
 
 
 def _ending(

@@ -56,12 +56,14 @@ class AttemptSnapshot(Struct, frozen=True, kw_only=True):
     removed_at: datetime | None = None  # when this server last requested the removal
     # whether a launch request was never answered, so that it may still take effect
     unsure: bool = False
+    sold_out: bool = False  # whether it had no capacity for the nodes that are to be replaced
     denied: bool = False  # whether the provider refused the last launch request
     requested: bool = True  # whether this server or an earlier one may have requested the launch
     spent: Money | None = None  # what the job has spent until now; None if it has no budget
     pays: timedelta | None = None  # how long the rest of the budget lasts at the current price
     # how long the job's pool keeps the idle gang; None if the job has no pool
     pool: KeepIdle | None = None
+    replaces: bool = False  # whether the provider can replace single nodes of the gang
     unpaid: str = ""  # why no budget pays for nodes that are kept any longer
     collecting: frozenset[int] = frozenset()  # ranks whose results are being read from a bucket
 

@@ -242,6 +242,30 @@ def close_bill(
     )
 
 
+def close_part(
+    attempt: Attempt,
+    look: GangLook,
+    nodes: Sequence[Node],
+    stored: Iterable[Charge],
+    now: datetime,
+) -> ClosedBill:
+    """Compute the final charges of an attempt whose gang goes on with another attempt of the job.
+    Nodes that run are charged until now. The minimum charge of such a node is left to the attempt
+    that has the node at its end.
+    """
+    told = look.told or GangSeen(name=attempt.gang, state=GangState.RUNNING)
+    left = {node.rank for node in told.nodes if node.ended_at is None}
+    cut = [replace(x, ended_at=now, seen_at=None) if x.rank in left else x for x in told.nodes]
+    look = replace(look, told=replace(told, nodes=cut))
+    bill = close_bill(attempt, look, nodes, stored, now)
+    charges = [
+        each
+        for each in bill.charges
+        if each.kind is not ChargeKind.MINIMUM or each.rank not in left
+    ]
+    return replace(bill, charges=tuple(charges), ended_at=now)
+
+
 def _make_unsure(more: int, latest: datetime | None, traffic: Money) -> UnsureBill | None:
     """Return the uncertain part of the bill. It is the sum of two amounts: `more`, in
     micro-dollars, for the time of the machines, and `traffic`. Return None if the sum is 0.
@@ -382,7 +406,7 @@ def bill_gang(
     charges: list[Charge] = []
     last = max((node.ended_at or until for node in told.nodes), default=until)
     for node in told.nodes:
-        if node.started_at is None:
+        if node.started_at is None or _is_over(node, attempt):
             continue
         end = last if attempt.offer.payers > 1 else node.ended_at or until
         began = max(node.started_at, attempt.adopted_at or node.started_at)
@@ -398,6 +422,12 @@ def bill_gang(
     if attempt.adopted_at is None:  # otherwise, the attempt that launched the gang pays
         charges += _bill_rolled_back(attempt, told, until, final=final)
     return charges
+
+
+def _is_over(node: NodeSeen, attempt: Attempt) -> bool:
+    """Return whether the node was lost before the attempt took its gang over to replace it."""
+    ended, began = node.ended_at, attempt.adopted_at
+    return bool(attempt.repairs) and ended is not None and began is not None and ended <= began
 
 
 def _bill_rolled_back(
@@ -515,11 +545,18 @@ def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge
     until = attempt.ended_at or attempt.since
     handed_on = attempt.handed_on  # whether another attempt pays for the gang's later time
     nodes = [
-        replace(node, ended_at=until) if handed_on or node.ended_at is None else node
-        for node in seen.nodes
+        replace(node, ended_at=min(until, node.ended_at or until))
+        if handed_on or node.ended_at is None
+        else node
+        for node in (*seen.nodes, *seen.replaced)
+        if not handed_on or node.started_at is None or node.started_at < until
     ]
     others = [replace(each, ended_at=each.ended_at or until) for each in seen.rolled_back]
     told = replace(seen, nodes=nodes, rolled_back=others)
-    priced = bill_gang(attempt, told, until, final=not handed_on, earlier=mine)
+    priced = bill_gang(attempt, told, until, final=True, earlier=mine)
+    if handed_on:  # whoever has a node at its end pays the rest of its minimum charge
+        going = {node.rank for node in nodes if node.ended_at == until}
+        minimum = ChargeKind.MINIMUM
+        priced = [x for x in priced if x.kind is not minimum or x.rank not in going]
     priced += _list_forgotten(seen, mine)
     return AuditedBill(attempt=attempt, billed=billed, reported=total(priced))

@@ -14,6 +14,7 @@ from enum import StrEnum
 from cavvy.control.decide.bills import budget_left
 from cavvy.control.decide.failures import cooldown_after, failure_of
 from cavvy.control.decide.job import TakeOver, cap_of, gives_back
+from cavvy.control.decide.losses import loses_part
 from cavvy.control.decide.placement import is_steered, make_attempt, record_plan
 from cavvy.control.decide.rows import (
     NEVER,
@@ -72,14 +73,20 @@ class AskAdvisor(Struct, frozen=True, kw_only=True):
 
 
 def decide_standby(
-    rows: JobRows, reviews: Mapping[str, datetime], now: datetime, *, awaits_end: bool = False
+    rows: JobRows,
+    reviews: Mapping[str, datetime],
+    now: datetime,
+    *,
+    awaits_end: bool = False,
+    replaces: bool = False,
 ) -> Step | AskAdvisor:
     """Return the next step that concerns standby gangs. The caller executes the standby step before
     the job's next step, which `decide_job` returns.
 
     `reviews` maps keys to the earliest time when the advisor is queried again. If `awaits_end` is
     set, no standby gang is started while the provider reclaims the job's own gang, because a person
-    may have cancelled that gang.
+    may have cancelled that gang. If `replaces` is set, the provider can replace single nodes, so a
+    gang that loses only some of its nodes is repaired.
     """
     job, own = rows.job, rows.own
     if (changes := _drop_failed(rows, now)) is not None:
@@ -96,6 +103,8 @@ def decide_standby(
     until = taken_at(own, rows.nodes_of(own))
     if gives_back(job) if own.drill_until is not None else awaits_end and until is not None:
         return Step(after=NEVER)
+    if replaces and until is not None and loses_part(job, own, rows.nodes_of(own)):
+        return Step(after=NEVER)  # the gang is repaired
     if until is not None and until > now and own.phase is jobs.AttemptPhase.RUNNING:
         return _follow(rows, own, reviews, now)
     if not _is_at_risk(rows, own):

@@ -12,6 +12,7 @@ from cavvy.control.decide import job as jobs
 from cavvy.control.decide.bills import ClosedBill, bill_gang, close_bill
 from cavvy.control.decide.failures import STACKS, failure_of
 from cavvy.control.decide.looks import GangLook, is_starting
+from cavvy.control.decide.losses import RepairGang
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.costs.extras import bill_traffic
 from cavvy.costs.metering import total
@@ -208,7 +209,7 @@ def _move(
             event = make_event(rows.job, now, "kept", action.reason, attempt.number)
             return RowChanges(attempts=(changed,), events=(event,))
         case AttemptPhase.ENDING | AttemptPhase.KEPT:
-            return _end_work(rows, _settled(found, nodes, action, now), action, look, now)
+            return _end_work(rows, settle_work(found, nodes, action, now), action, look, now)
         case AttemptPhase.ENDED:
             return _close(rows, fresh, close_bill(attempt, look, nodes, stored, now), now)
         case AttemptPhase.LAUNCHING:
@@ -224,8 +225,11 @@ def _boot(rows: JobRows, before: Attempt, attempt: Attempt) -> RowChanges:
     return RowChanges(job=job, attempts=(attempt,))
 
 
-def _settled(
-    attempt: Attempt, nodes: Sequence[Node], action: gangs.AdvanceAttempt, now: datetime
+def settle_work(
+    attempt: Attempt,
+    nodes: Sequence[Node],
+    action: gangs.AdvanceAttempt | RepairGang,
+    now: datetime,
 ) -> Attempt:
     """Return the attempt with the outcome of its work.
 
@@ -235,10 +239,13 @@ def _settled(
     """
     exits = [node.exited_at for node in nodes]
     known = [at for at in exits if at is not None]
+    names = ["outcome", "failure"]
+    if not isinstance(action, RepairGang):
+        names.append("exit_code")
     began = [node.running_at for node in nodes if node.running_at]
     unnoticed = attempt.running_at is None and len(began) == attempt.nodes
     return replace(
-        copy_fields(attempt, action, "outcome", "failure", "exit_code"),
+        copy_fields(attempt, action, *names),
         first_failed_rank=action.rank,
         finished_at=max(known) if known and len(known) == len(exits) else now,
         running_at=max(began) if unnoticed else attempt.running_at,
@@ -430,7 +437,10 @@ def observations_of(
     if after.offer.shared:
         return []
     seen = Observation(
-        market=after.offer.key, kind=ObservationKind.GRANTED, at=now, nodes=after.nodes
+        market=after.offer.key,
+        kind=ObservationKind.GRANTED,
+        at=now,
+        nodes=len(after.repairs) or after.nodes,
     )
     match after.phase:
         case AttemptPhase.BOOTING:
@@ -457,6 +467,22 @@ def observations_of(
             ]
         case _:
             return []
+
+
+def observe_losses(
+    attempt: Attempt, nodes: Sequence[Node], lost: int, now: datetime
+) -> list[Observation]:
+    """Return the market observation of an attempt that has lost nodes of a gang that goes on."""
+    if attempt.offer.shared or attempt.launched_at is None:
+        return []
+    seen = Observation(
+        market=attempt.offer.key,
+        kind=ObservationKind.ENDED,
+        at=now,
+        nodes=lost,
+        seconds=(now - attempt.launched_at).total_seconds(),
+    )
+    return [_life(seen, attempt, nodes)]
 
 
 def _life(seen: Observation, attempt: Attempt, nodes: Sequence[Node]) -> Observation:

@@ -12,7 +12,13 @@ from cavvy.domain.allocations import Host
 from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer
 from cavvy.domain.values import replace
-from cavvy.providers.abilities import CLOSEABLE, RUNS_AGENTS_HERE, SHARES_HOSTS, SIGNALS_CHANGES
+from cavvy.providers.abilities import (
+    CLOSEABLE,
+    REPLACES_NODES,
+    RUNS_AGENTS_HERE,
+    SHARES_HOSTS,
+    SIGNALS_CHANGES,
+)
 from cavvy.providers.base import (
     Feature,
     GangSeen,
@@ -43,7 +49,7 @@ MANIFEST = Manifest(
         Feature.NETWORK: "the nodes are simulated and have no network",
         Feature.DISK: "the nodes are simulated and have no disks",
     },
-    abilities=(SIGNALS_CHANGES, RUNS_AGENTS_HERE, CLOSEABLE),
+    abilities=(SIGNALS_CHANGES, RUNS_AGENTS_HERE, REPLACES_NODES, CLOSEABLE),
     settings=(
         text(
             "script",
@@ -90,6 +96,10 @@ class FakeAccount:
         if gang.installation != self._installation:
             raise Refused(f"{gang.name} belongs to another installation")
         await self._cloud.launch(gang)
+
+    async def replace(self, gang: GangSpec, ranks: Sequence[int]) -> None:
+        if self._ours(gang.name):
+            await self._cloud.replace(gang, ranks)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         return [seen for seen in await self._cloud.gangs(name) if self._ours(seen.name)]

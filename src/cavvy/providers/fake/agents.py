@@ -37,6 +37,7 @@ class FakeMachine(Struct):
     engine_id: str
     rank: int
     started_at: datetime
+    round: int = 1  # the number of the job's attempt that requested it in place of a lost machine
     ended_at: datetime | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -57,6 +58,7 @@ class FakeGang(Struct):
     bought_at: datetime
     starts_at: datetime
     machines: list[FakeMachine] = field(default_factory=list)
+    replaced: list[FakeMachine] = field(default_factory=list)  # and no longer in `machines`
     reason: str = ""
     preempted: bool = False
     removing: bool = False
@@ -94,16 +96,8 @@ class FakeGang(Struct):
             reason=self.reason,
             preempted=self.preempted,
             eta=self.starts_at if now < self.starts_at else None,
-            nodes=tuple(
-                NodeSeen(
-                    rank=machine.rank,
-                    engine_id=machine.engine_id,
-                    started_at=machine.started_at if now - machine.started_at >= late else None,
-                    ended_at=machine.ended_at,
-                    address=f"10.0.0.{machine.rank + 1}",
-                )
-                for machine in self.machines
-            ),
+            nodes=tuple(_see(machine, now, late) for machine in self.machines),
+            replaced=tuple(_see(machine, now, late) for machine in self.replaced),
             rates=rates,
         )
 
@@ -116,6 +110,16 @@ class FakeGang(Struct):
             seconds=self.fault_script.boot_s
         )
         return GangState.RUNNING if booted else GangState.STARTING
+
+
+def _see(machine: FakeMachine, now: datetime, late: timedelta) -> NodeSeen:
+    return NodeSeen(
+        rank=machine.rank,
+        engine_id=machine.engine_id,
+        started_at=machine.started_at if now - machine.started_at >= late else None,
+        ended_at=machine.ended_at,
+        address=f"10.0.0.{machine.rank + 1}",
+    )
 
 
 T = TypeVar("T")
@@ -131,6 +135,8 @@ class LeaseExpired(Exception):
     """Raised if the control plane has been silent for longer than the lease."""
 
 
+# outcomes after which agents wait for the repair of their gang, as in `agent/runner.py`
+AWAITS_REPAIR = (AttemptOutcome.STOPPED, AttemptOutcome.EXIT)
 _BY_ITSELF = (AttemptOutcome.SUCCEEDED, AttemptOutcome.EXIT)
 
 
@@ -228,7 +234,9 @@ class FakeAgent:
         machine: FakeMachine,
         now: Callable[[], datetime],
         nonce: str,
+        fault_script: FaultScript,
     ) -> None:
+        self._fault_script = fault_script
         self._line = line
         self._storage = storage
         self._gang = gang
@@ -248,7 +256,7 @@ class FakeAgent:
         """Simulate the agent from the start of its node to the node's end."""
         work = asyncio.get_running_loop().create_task(self._run())
         end = asyncio.get_running_loop().create_task(self._machine.ended.wait())
-        dead = self._gang.fault_script.dead_after_s
+        dead = self._fault_script.dead_after_s
         try:
             await asyncio.wait({work, end}, timeout=dead, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -259,7 +267,7 @@ class FakeAgent:
             self._machine.end(self._now())
 
     async def _run(self) -> None:
-        await pause(self._gang.fault_script.boot_s)
+        await pause(self._fault_script.boot_s)
         self._lease_until = self._now() + self._gang.spec.lease
         while True:
             work = await self._claim()
@@ -267,12 +275,15 @@ class FakeAgent:
                 return
             await self._do(work)
             spared = NODE_SPARED if work.machine else _BY_ITSELF
-            if not work.keep_s or self._outcome not in spared:
+            keep_s = work.keep_s if self._outcome in spared else 0
+            if self._outcome in AWAITS_REPAIR:
+                keep_s = max(keep_s, work.repair_s)
+            if not keep_s:
                 return
             self._generation += 1
             self._nonce = f"{self._first_nonce}-{self._generation}"
             self._outbox = _Outbox()
-            self._until = self._now() + timedelta(seconds=work.keep_s)
+            self._until = self._now() + timedelta(seconds=keep_s)
 
     async def _do(self, work: WorkConfig) -> None:
         over = False
@@ -342,7 +353,7 @@ class FakeAgent:
         """
         notice_at, advice_at = (
             self._notice_at(),
-            self._after_birth(self._gang.fault_script.advised_after_s),
+            self._after_birth(self._fault_script.advised_after_s),
         )
         saved = 0.0
         while True:
@@ -378,7 +389,7 @@ class FakeAgent:
         return AttemptOutcome.STOPPED, code, f"stopped: {order.reason}"
 
     async def _noticed(self, play: "_Play", ran: float) -> tuple[AttemptOutcome, int, str]:
-        seconds = self._gang.fault_script.notice_s
+        seconds = self._fault_script.notice_s
         self._outbox.put(self._now(), MessageKind.NOTICE, seconds=seconds, source="made up")
         self._checkpoint(play, ran)
         return (
@@ -395,12 +406,12 @@ class FakeAgent:
         return 137 if play.stubborn else play.signal_code
 
     def _checkpoint(self, play: "_Play", ran: float) -> None:
-        if play.checkpoints and not self._gang.fault_script.storage_fails:
+        if play.checkpoints and not self._fault_script.storage_fails:
             self._storage.save(play.job_id, self._rank, play.done + ran)
             self._outbox.put(self._now(), MessageKind.CHECKPOINT, bytes=1 << 20, files=1)
 
     def _notice_at(self) -> datetime | None:
-        fault_script = self._gang.fault_script
+        fault_script = self._fault_script
         if fault_script.preempted_after_s is None or not fault_script.notice_s:
             return None
         return self._after_birth(max(0.0, fault_script.preempted_after_s - fault_script.notice_s))
@@ -417,7 +428,7 @@ class FakeAgent:
                     await self._send(batch)
 
     def _batches(self, messages: list[AgentMessage]) -> Sequence[Sequence[AgentMessage]]:
-        if not self._gang.fault_script.garbled:
+        if not self._fault_script.garbled:
             return [messages]
         return [messages[-1:], list(reversed(messages)), messages]
 
@@ -450,7 +461,7 @@ class FakeAgent:
             left = (self._lease_until - self._now()).total_seconds()
             if left <= 0:
                 raise LeaseExpired
-            mute = self._gang.fault_script.mute_after_s
+            mute = self._fault_script.mute_after_s
             if mute is not None and self._now() >= self._born + timedelta(seconds=mute):
                 await pause(left)
                 continue

@@ -70,6 +70,7 @@ class FakeCloud:
         self._alive: list[FakeGang] = []  # and those that have ended since the last look
         self._by_name: defaultdict[str, list[FakeGang]] = defaultdict(list)
         self.launch_calls: list[tuple[datetime, str]] = []
+        self.replace_calls: list[tuple[datetime, str]] = []
         self.storage = FakeStorage()
         self._now = now
         self._began = now()
@@ -112,6 +113,10 @@ class FakeCloud:
             None,
         )
         return self.script.launch if index is None else self._fault_scripts.pop(index)
+
+    async def replace(self, gang: GangSpec, ranks: Sequence[int]) -> None:
+        self.replace_calls.append((self._now(), gang.name))
+        await asyncio.shield(self._spawn_call(self._replace(gang, ranks, self._fault_script(gang))))
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         self._weather()
@@ -159,7 +164,7 @@ class FakeCloud:
                 rates=tuple(self._rates(gang.spec.offer.key)),
             )
             for gang in self.gang_list
-            for machine in gang.machines
+            for machine in (*gang.machines, *gang.replaced)
         ]
 
     def _current(self, offer: Offer) -> Offer:
@@ -244,6 +249,52 @@ class FakeCloud:
         if fault_script.reply is CallOutcome.LOST:
             raise TryAgain("the reply was lost")
 
+    async def _replace(
+        self, spec: GangSpec, ranks: Sequence[int], fault_script: FaultScript
+    ) -> None:
+        await pause(fault_script.latency_s / 2)
+        match fault_script.reply:
+            case CallOutcome.NO_CAPACITY:
+                raise NoCapacity(f"{spec.offer.instance_type} is sold out in {spec.offer.region}")
+            case CallOutcome.REFUSED:
+                raise QuotaTooSmall("your quota for this type is 0")
+            case CallOutcome.TRY_AGAIN:
+                raise TryAgain("503: nothing was started")
+            case CallOutcome.OK | CallOutcome.LOST:
+                self._renew(spec, ranks, fault_script)
+        await pause(fault_script.latency_s / 2)
+        if fault_script.reply is CallOutcome.LOST:
+            raise TryAgain("the reply was lost")
+
+    def _renew(self, spec: GangSpec, ranks: Sequence[int], fault_script: FaultScript) -> None:
+        [gang] = self.find(spec.name)
+        if not gang.alive or gang.removing:
+            return
+        old = [
+            machine
+            for machine in gang.machines
+            if machine.rank in ranks and machine.round != spec.round
+        ]
+        free = self._current(self._offers[spec.offer.key]).capacity
+        now = self._now()
+        going = sum(machine.ended_at is None for machine in old)
+        if free is not None and len(old) > free + going:
+            raise NoCapacity(f"{spec.offer.instance_type} is sold out in {spec.offer.region}")
+        for machine in old:
+            machine.end(now)
+        gang.replaced += old
+        gang.reason = ""
+        fresh = {
+            each.rank: FakeMachine(
+                engine_id=self._engine_id(), rank=each.rank, started_at=now, round=spec.round
+            )
+            for each in old
+        }
+        gang.machines = [fresh.get(each.rank, each) for each in gang.machines]
+        self._changes.put_nowait(spec.name)
+        for machine in fresh.values():
+            self._begin(gang, machine, fault_script)
+
     def _buy(self, spec: GangSpec, fault_script: FaultScript) -> None:
         if self.find(spec.name):
             return
@@ -280,20 +331,20 @@ class FakeCloud:
         ]
         self._changes.put_nowait(gang.spec.name)
         for machine in gang.machines:
-            nonces = [machine.engine_id, f"{machine.engine_id}-twin"][: 1 + gang.fault_script.twins]
-            for nonce in nonces if gang.fault_script.boots else ():
-                agent = FakeAgent(self._line, self.storage, gang, machine, self._now, nonce)
-                self._spawn(agent.live())
+            self._begin(gang, machine, gang.fault_script)
         if gang.fault_script.preempted_after_s is not None:
             self._spawn(self._preempt(gang, gang.fault_script.preempted_after_s))
-        if gang.fault_script.lost_rank is not None and gang.fault_script.lost_rank < len(
-            gang.machines
-        ):
-            self._spawn(
-                self._lose(
-                    gang, gang.machines[gang.fault_script.lost_rank], gang.fault_script.lost_after_s
-                )
+
+    def _begin(self, gang: FakeGang, machine: FakeMachine, fault_script: FaultScript) -> None:
+        """Start the agents of a new machine, and the loss of the machine that the script states."""
+        nonces = [machine.engine_id, f"{machine.engine_id}-twin"][: 1 + fault_script.twins]
+        for nonce in nonces if fault_script.boots else ():
+            agent = FakeAgent(
+                self._line, self.storage, gang, machine, self._now, nonce, fault_script
             )
+            self._spawn(agent.live())
+        if fault_script.lost_rank == machine.rank:
+            self._spawn(self._lose(gang, machine, fault_script.lost_after_s))
 
     async def _preempt(self, gang: FakeGang, after_s: float) -> None:
         await pause(after_s)

@@ -43,6 +43,7 @@ class HostGangEnd(Struct, frozen=True, kw_only=True):
     reason: str
     exit_code: int | None
     ranks: Sequence[NodeSeen]
+    replaced: Sequence[NodeSeen] = ()  # lost nodes, which others have replaced
     seen_at: datetime
 
 

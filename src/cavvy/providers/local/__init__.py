@@ -8,6 +8,7 @@ from datetime import timedelta
 from cavvy.providers.abilities import (
     CHECKS_TASKS,
     CLOSEABLE,
+    REPLACES_NODES,
     SHARES_HOSTS,
     SIGNALS_CHANGES,
     WHO_AM_I,
@@ -35,7 +36,14 @@ MANIFEST = Manifest(
     cloud="cavvy.providers.local.provider:LocalProvider",
     no_project_accounts="this provider is the server's own machine, and needs no credential",
     unsupported=UNSUPPORTED,
-    abilities=(SHARES_HOSTS, SIGNALS_CHANGES, CHECKS_TASKS, WHO_AM_I, CLOSEABLE),
+    abilities=(
+        SHARES_HOSTS,
+        SIGNALS_CHANGES,
+        CHECKS_TASKS,
+        WHO_AM_I,
+        REPLACES_NODES,
+        CLOSEABLE,
+    ),
     shares_files=True,
     visibility_delay=timedelta(0),
     docs="docs/guides/this-machine.md",

@@ -39,6 +39,8 @@ from cavvy.providers.local.records import (
     LocalIntent,
     LocalRemoval,
     RankDeath,
+    RankRound,
+    ReplacedRanks,
     take_over,
 )
 from cavvy.trees import remove_tree
@@ -77,6 +79,7 @@ class LocalRank(Struct, frozen=True, kw_only=True):
 
     number: int
     process: LocalProcess | None = None
+    started_at: datetime | None = None  # if it replaces a lost rank; None: with its gang
     dead_at: datetime | None = None
     exit: AgentExit | None = None
     in_order: bool = False
@@ -95,7 +98,7 @@ class LocalRank(Struct, frozen=True, kw_only=True):
         return NodeSeen(
             rank=self.number,
             engine_id=str(self.process.pid) if self.process else "",
-            started_at=intent.launched_at,
+            started_at=self.started_at or intent.launched_at,
             ended_at=None if self.waits_for else self.dead_at,
             address="127.0.0.1",
         )
@@ -107,6 +110,7 @@ class LivingGang(Struct, frozen=True, kw_only=True):
     intent: LocalIntent
     ranks: Sequence[LocalRank]
     removal: LocalRemoval | None = None
+    replaced: Sequence[NodeSeen] = ()
 
 
 class LocalGangStore(Struct):
@@ -153,6 +157,23 @@ class LocalGangStore(Struct):
                 )
             if not (folder / "removing.json").exists():
                 self._start_missing(intent, resumed)
+            return self._living(intent)
+
+    def replace(self, spec: GangSpec, configs: Sequence[AgentConfigFile]) -> LivingGang | None:
+        """Start a new agent for each of these configurations, in place of what is left of its rank.
+        A rank that already got an agent in this round is left as it is. Return None if the gang has
+        ended or is being removed. Raises Refused, TryAgain.
+        """
+        with self._alone(), _as_try_again():
+            intent = self._intent(spec.name) if self._over(spec.name) is None else None
+            if intent is None or (self._folder(spec.name) / "removing.json").exists():
+                return None
+            for config in configs:
+                known = read(self._folder(spec.name) / str(config.rank) / "round.json", RankRound)
+                if known is None or known.number != spec.round:
+                    self._clear(intent, config.rank)
+                    self._renew(spec, config)
+            self._start_missing(intent, resumed=True)
             return self._living(intent)
 
     def look(self, name: str | None = None) -> Sequence[LivingGang | HostGangEnd]:
@@ -279,6 +300,44 @@ class LocalGangStore(Struct):
             raise
         return intent
 
+    def _clear(self, intent: LocalIntent, number: int) -> None:
+        """Kill what is left of a rank, record its end, and discard its files. If the server is
+        killed meanwhile, the rank counts as dead until it is replaced."""
+        folder, home = self._folder(intent.name), self._home(intent.name, number)
+        left = processes.list_marked(intent.name, number)
+        for process in left:
+            processes.send(process, signal.SIGKILL)
+        known = read(folder / "replaced.json", ReplacedRanks) or ReplacedRanks()
+        if (folder / str(number)).exists():
+            death = read(folder / str(number) / "dead.json", RankDeath)
+            rank = LocalRank(
+                number=number,
+                process=read(folder / str(number) / "started.json", LocalProcess),
+                started_at=self._started_at(intent.name, number),
+                dead_at=self.now() if death is None else death.at,
+            )
+            nodes = (*known.nodes, rank.see(intent))
+            write(folder / "replaced.json", ReplacedRanks(nodes=nodes))
+        trash = self.home / "trash"
+        trash.mkdir(mode=0o700, exist_ok=True)
+        self.has_trash = True
+        for each in (folder / str(number), home):
+            with suppress(FileNotFoundError):
+                os.rename(each, trash / f"{intent.name}-{number}-{os.urandom(8).hex()}")
+        self._orphaned.pop((intent.name, number), None)
+
+    def _renew(self, spec: GangSpec, config: AgentConfigFile) -> None:
+        fresh = self._folder(f".new-{spec.name}-{config.rank}")
+        remove_tree(fresh, ignore_errors=True)
+        fresh.mkdir(mode=0o700, parents=True)
+        write(fresh / "config.json", config)
+        write(fresh / "round.json", RankRound(number=spec.round, started_at=self.now()))
+        os.rename(fresh, self._folder(spec.name) / str(config.rank))
+
+    def _started_at(self, gang: str, number: int) -> datetime | None:
+        known = read(self._folder(gang) / str(number) / "round.json", RankRound)
+        return None if known is None else known.started_at
+
     def _start_missing(self, intent: LocalIntent, resumed: bool) -> None:
         """Start the agents that were never started. The homes of all ranks exist before the first
         work can run, so that no work can put something else in their place.
@@ -352,16 +411,21 @@ class LocalGangStore(Struct):
         removal = read(self._folder(intent.name) / "removing.json", LocalRemoval)
         overdue = removal is not None and self.now() >= removal.kill_at
         ranks = [self._rank(intent, number, overdue, removal) for number in range(intent.nodes)]
-        return LivingGang(intent=intent, ranks=ranks, removal=removal)
+        known = read(self._folder(intent.name) / "replaced.json", ReplacedRanks)
+        nodes = () if known is None else known.nodes
+        return LivingGang(intent=intent, ranks=ranks, removal=removal, replaced=nodes)
 
     def _rank(
         self, intent: LocalIntent, number: int, overdue: bool, removal: LocalRemoval | None
     ) -> LocalRank:
         folder = self._folder(intent.name) / str(number)
-        process = self._process(folder)
+        if not folder.exists():  # an earlier server was killed while it replaced the rank
+            return LocalRank(number=number, dead_at=self.now())
+        process, began = self._process(folder), self._started_at(intent.name, number)
         death = read(folder / "dead.json", RankDeath)
         if death is None:
-            found = self._clear_rank(intent, LocalRank(number=number, process=process), removal)
+            rank = LocalRank(number=number, process=process, started_at=began)
+            found = self._clear_rank(intent, rank, removal)
             if isinstance(found, LocalRank):
                 return found
             death = found
@@ -369,7 +433,12 @@ class LocalGangStore(Struct):
         files = self._agent_files(intent.name, number)
         left = read(files / "exit.json", AgentExit)
         rank = LocalRank(
-            number=number, process=process, dead_at=death.at, in_order=death.in_order, exit=left
+            number=number,
+            process=process,
+            started_at=began,
+            dead_at=death.at,
+            in_order=death.in_order,
+            exit=left,
         )
         owes = not death.in_order or (files / "undelivered").exists()
         if owes and (courier := self._deliver(intent.name, number, overdue, removal)) is not None:
@@ -536,6 +605,7 @@ class LocalGangStore(Struct):
             if first
             else next((r.exit.exit_code for r in gang.ranks if r.exit), None),
             ranks=[rank.see(gang.intent) for rank in gang.ranks],
+            replaced=gang.replaced,
             seen_at=self.now(),
         )
         (self.home / "ended").mkdir(mode=0o700, exist_ok=True)

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from cavvy.agent.bundle import make_command
+from cavvy.agent.documents import AgentConfigFile
 from cavvy.agent.work import hide
 from cavvy.agent.work.hide import is_hidden
 from cavvy.domain.allocations import Host
@@ -160,10 +161,26 @@ class LocalProvider:
         return [replace(host, separates=not obstacle, obstacle=obstacle)]
 
     async def launch(self, gang: GangSpec) -> None:
+        configs = await self._make_configs(gang)
+        living = await asyncio.to_thread(self._gang_store.launch, gang, configs)
+        self._attend_new(living)
+
+    async def replace(self, gang: GangSpec, ranks: Sequence[int]) -> None:
+        configs = [each for each in await self._make_configs(gang) if each.rank in ranks]
+        living = await asyncio.to_thread(self._gang_store.replace, gang, configs)
+        self._attend_new(living)
+
+    def _attend_new(self, living: LivingGang | None) -> None:
+        if living is not None:
+            self._attend(living)
+            if any(rank.dead_at is not None for rank in living.ranks):  # an agent exited at once
+                self._watch.announce(living.intent.name)
+
+    async def _make_configs(self, gang: GangSpec) -> Sequence[AgentConfigFile]:
         if not self._gang_store.command:
             raise Refused("no agent can be started: the server has no agent command")
         ability = await self._find_ability()
-        configs = make_configs(
+        return make_configs(
             gang,
             await self._discovered(),
             self._home,
@@ -173,11 +190,6 @@ class LocalProvider:
             separates=await self._separates(),
             obeys=await asyncio.to_thread(list_obeyed, os.environ),
         )
-        living = await asyncio.to_thread(self._gang_store.launch, gang, configs)
-        if living is not None:
-            self._attend(living)
-            if any(rank.dead_at is not None for rank in living.ranks):  # an agent exited at once
-                self._watch.announce(gang.name)
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         found = await asyncio.to_thread(self._gang_store.look, name)
@@ -325,7 +337,8 @@ def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | boo
 
 def _seen(gang: LivingGang | HostGangEnd) -> GangSeen:
     if isinstance(gang, HostGangEnd):
-        return GangSeen.make_ended(gang.name, gang.reason, gang.exit_code, gang.ranks)
+        ended = GangSeen.make_ended(gang.name, gang.reason, gang.exit_code, gang.ranks)
+        return replace(ended, replaced=gang.replaced)
     started = all(rank.process is not None or rank.dead_at is not None for rank in gang.ranks)
     waits = next((rank.waits_for for rank in gang.ranks if rank.waits_for), "")
     return GangSeen(
@@ -333,6 +346,7 @@ def _seen(gang: LivingGang | HostGangEnd) -> GangSeen:
         state=GangState.RUNNING if started else GangState.STARTING,
         reason=waits or ("being removed" if gang.removal else ""),
         nodes=[rank.see(gang.intent) for rank in gang.ranks],
+        replaced=gang.replaced,
     )
 
 

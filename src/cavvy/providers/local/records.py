@@ -3,6 +3,8 @@
 gangs/NAME/RANK/...            the work's files, which the work can change
 agents/NAME/gang.json          the intent, written before anything is started
 agents/NAME/removing.json      exists during removal; contains the time of the kill
+agents/NAME/replaced.json      the nodes that were lost and replaced by others of the same rank
+agents/NAME/RANK/round.json    exists if the rank replaces a lost one
 agents/NAME/RANK/config.json   the agent's configuration (docs/concepts/agent-protocol.md)
 agents/NAME/RANK/started.json  the agent's process
 agents/NAME/RANK/dead.json     when the agent was first found dead; never changes
@@ -31,6 +33,7 @@ import msgspec
 from cavvy.agent.config import BadConfig, ConfigFields, read_record
 from cavvy.agent.documents import LEAVES_AFTER_S, AgentConfigFile
 from cavvy.domain.values import Struct, replace
+from cavvy.providers.base import NodeSeen
 from cavvy.providers.hosts.records import read, read_file, write
 from cavvy.providers.local import processes
 from cavvy.providers.local.processes import LocalProcess
@@ -52,6 +55,19 @@ class LocalIntent(Struct, frozen=True, kw_only=True):
     devices: Sequence[str] = ()  # the devices of all ranks together
     part: float = 1.0  # below 1, the gang has only this part of its one device
     separates: bool = False  # whether the work is separated from that of other projects
+
+
+class RankRound(Struct, frozen=True, kw_only=True):
+    """The record of a rank that replaces a lost one: the round that asked for it, and its start."""
+
+    number: int
+    started_at: datetime
+
+
+class ReplacedRanks(Struct, frozen=True, kw_only=True):
+    """The nodes of a gang that were lost and replaced."""
+
+    nodes: Sequence[NodeSeen] = ()
 
 
 class LocalRemoval(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from cavvy.catalog.residency import OUTSIDE_HINT, list_outside
-from cavvy.domain.tasks import JobLimits, NotifyTarget, ResourceSpec, TaskSpec, Workload
+from cavvy.domain.tasks import JobLimits, LossPolicy, NotifyTarget, ResourceSpec, TaskSpec, Workload
 from cavvy.domain.units import format_duration
 from cavvy.domain.values import replace
 from cavvy.spec.batch_section import BATCH
@@ -383,6 +383,7 @@ class TaskKeys(TypedDict, total=False):
     checkpoint: Annotated["str | Checkpoint", CHECKPOINT]
     limits: Annotated["Limits", LIMITS]
     retry: Annotated["Retry", RETRY]
+    on_loss: Annotated['Literal["repair", "restart"]', choice(LossPolicy)]
     schedule: Annotated["Moment | Schedule", SCHEDULE]
     window: Annotated["str", WINDOW]
     work: Annotated["Work", WORK]
