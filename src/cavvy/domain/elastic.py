@@ -1,0 +1,65 @@
+"""On what an elastic job may run: the numbers of nodes between its least and its most, the types of
+accelerators, and how fast the job is on each. The scheduler chooses among these sizes.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from cavvy.domain.values import Struct
+
+
+class NodeRange(Struct, frozen=True, kw_only=True):
+    """The numbers of nodes on which a job may run, both inclusive."""
+
+    least: int
+    most: int
+
+    def __str__(self) -> str:
+        return f"{self.least}..{self.most}"
+
+    def __contains__(self, nodes: int) -> bool:
+        return self.least <= nodes <= self.most
+
+
+class ElasticSize(Struct, frozen=True, kw_only=True):
+    """One size of an elastic job: so many nodes with so many accelerators of one type each.
+
+    `throughput` is in samples per second of the whole job, and `efficiency` is the progress per
+    sample, relative to the job's smallest batch: at most 1, and 1 if the batch is the same at all
+    sizes. `measured` states whether the throughput comes from a run, not from an estimate.
+    """
+
+    nodes: int
+    accelerator: str | None = None  # None for nodes without accelerators
+    accelerators_per_node: int = 0
+    throughput: float
+    efficiency: float = 1.0
+    measured: bool = False
+
+    @property
+    def goodput(self) -> float:
+        """The useful samples per second."""
+        return self.throughput * self.efficiency
+
+    @property
+    def accelerators(self) -> int:
+        """The number of accelerators of all nodes together."""
+        return self.nodes * self.accelerators_per_node
+
+
+class ElasticJob(Struct, frozen=True, kw_only=True):
+    """What the scheduler knows of an elastic job. `current` is the size on which it runs, None if
+    it waits, and `resize_s` how many seconds a change of size costs it."""
+
+    id: str
+    sizes: tuple[ElasticSize, ...]
+    current: ElasticSize | None = None
+    resize_s: float = 0.0
+
+
+def fit_sizes(
+    sizes: Iterable[ElasticSize], nodes: int, accelerator: str | None = None
+) -> Sequence[ElasticSize]:
+    """Return the sizes of at most `nodes` nodes with this type of accelerator, fastest first. Of
+    equally fast sizes, the smaller one is first, because it leaves nodes to other jobs."""
+    fits = [each for each in sizes if each.nodes <= nodes and each.accelerator == accelerator]
+    return sorted(fits, key=lambda each: (-each.goodput, each.nodes))

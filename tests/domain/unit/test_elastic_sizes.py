@@ -1,0 +1,31 @@
+"""The sizes of an elastic job."""
+
+from cavvy.domain.elastic import ElasticSize, NodeRange, fit_sizes
+
+
+def test_a_range_has_both_of_its_ends() -> None:
+    both = NodeRange(least=2, most=4)
+    assert [nodes for nodes in range(7) if nodes in both] == [2, 3, 4]
+    assert str(both) == "2..4"
+
+
+def test_the_best_size_that_fits_is_first() -> None:
+    sizes = [
+        ElasticSize(nodes=nodes, accelerator=name, accelerators_per_node=8, throughput=speed)
+        for name, nodes, speed in (
+            ("H100", 2, 20.0),
+            ("H100", 4, 30.0),
+            ("H100", 8, 30.0),
+            ("A100", 4, 90.0),
+        )
+    ]
+    assert [each.nodes for each in fit_sizes(sizes, 8, "H100")] == [4, 8, 2]
+    assert [each.nodes for each in fit_sizes(sizes, 3, "H100")] == [2]
+    assert fit_sizes(sizes, 1, "H100") == []
+    assert sizes[1].accelerators == 32
+
+
+def test_a_larger_batch_that_learns_less_from_each_sample_counts_less() -> None:
+    fast = ElasticSize(nodes=4, throughput=40.0, efficiency=0.5)
+    slow = ElasticSize(nodes=2, throughput=25.0)
+    assert fit_sizes([fast, slow], 4) == [slow, fast]
