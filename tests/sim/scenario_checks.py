@@ -102,6 +102,7 @@ def check_bills(ending: ScenarioResult) -> None:
         if attempt.kept_since or attempt.repairs
     }
     told = {key: joined(rows) if key[0] in kept else sorted(rows) for key, rows in charged.items()}
+    wanted = {key: joined(rows) if key[0] in kept else rows for key, rows in wanted.items()}
     wrong = {
         key: (told.get(key), wanted.get(key))
         for key in told | wanted

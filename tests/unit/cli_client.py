@@ -324,7 +324,9 @@ class FakeClient:
         self.asked.append(("retry", name))
         return replace(self.job(project, name), phase="queued")
 
-    def drill_preempt(self, project: str, name: str, *, notice_s: float) -> wire.JobDetail:
+    def drill_preempt(
+        self, project: str, name: str, *, notice_s: float, rank: int | None = None
+    ) -> wire.JobDetail:
         self.asked.append(("drill", name, notice_s))
         return self.job(project, name)
 

@@ -48,6 +48,7 @@ _OWN: dict[str, dict[str, str]] = {
         "wait": "Wait until jobs are running or have ended.",
         "stop": "Stop jobs.",
         "retry": "Queue an ended job again.",
+        "resize": "Change the number of nodes of an elastic job.",
         "rm": "Remove ended jobs with their logs; their bills stay.",
         "schedules": "List repeating jobs and their next start times.",
     },
@@ -107,7 +108,7 @@ _ENDING = ("stop", "rm", "down", "gc")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "ps": ("ps", "schedules"),
     "logs": ("logs", "events", "wait"),
-    "stop": ("stop", "rm", "drill"),
+    "stop": ("stop", "rm", "drill", "resize"),
     "rerun": ("rerun", "retry", "diff"),
     "access": ("exec", "ssh", "cp", "forward"),
     "advise": ("advise", "reserve"),

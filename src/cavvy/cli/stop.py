@@ -215,3 +215,40 @@ def preempt(name: str, project: str, notice: str) -> None:
         )
     click.echo(f"{job.name}: the job's nodes will be reclaimed in {format_duration(length)}")
     click.echo(f"watch it resume: cavvy logs -f {named(project, job.name)}")
+
+
+@drill_command.command("lose-node")
+@job_argument
+@project_option
+@click.option("--rank", default=-1, help="The rank that loses its node; by default the last one.")
+@click.option("--notice", default="0s", help="Time between the notice and the loss.")
+def lose_node(name: str, project: str, rank: int, notice: str) -> None:
+    """Take one node of a running job on several nodes away, and see what the job does. By default,
+    the other nodes are kept, and wait until the lost node is replaced."""
+    length = read_length(notice, "--notice")
+    with session() as client:
+
+        def lose(job: str) -> tuple[str, int]:
+            tries = client.job(project, job).attempts
+            last = max((each.rank for each in tries[-1].nodes), default=0) if tries else 0
+            lost = rank if rank >= 0 else last
+            seconds = length.total_seconds()
+            return client.drill_preempt(project, job, notice_s=seconds, rank=lost).name, lost
+
+        job, lost = with_running(client, project, name, lose)
+    click.echo(f"{job}: rank {lost} loses its node")
+    click.echo(f"watch what follows: cavvy events -f {named(project, job)}")
+
+
+@click.command("resize")
+@job_argument
+@click.argument("nodes", type=click.IntRange(1))
+@project_option
+def resize_command(name: str, nodes: int, project: str) -> None:
+    """Change the number of nodes of an elastic job, whose `nodes` are a range such as 2..16. A
+    running job saves a checkpoint, and starts again from it on NODES nodes, or on fewer if no more
+    are free."""
+    with session() as client:
+        job = with_running(client, project, name, lambda job: client.resize(project, job, nodes))
+    click.echo(f"{job.name}: at most {nodes} node{'' if nodes == 1 else 's'}")
+    click.echo(f"watch it: cavvy events -f {named(project, job.name)}")

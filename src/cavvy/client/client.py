@@ -24,7 +24,7 @@ from cavvy.client.paths import job_path, machine_path, make_key, project_path, q
 from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patience
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 87  # increases with every change to the routes
+REVISION = 88  # increases with every change to the routes
 _MOVES = 63  # the first revision in which a retry can replace resources
 _CHOOSES = 74  # the first revision in which a retry can name a checkpoint
 
@@ -408,10 +408,20 @@ class ApiClient:
         target = job_path(project, name) + "/retry"
         return self.ask(target, wire.JobListing, ask, retry=False)
 
-    def drill_preempt(self, project: str, name: str, *, notice_s: float = 30.0) -> wire.JobListing:
-        """Reclaim the job's nodes as a spot market would. Raises ApiError `job-not-running`."""
+    def drill_preempt(
+        self, project: str, name: str, *, notice_s: float = 30.0, rank: int | None = None
+    ) -> wire.JobListing:
+        """Reclaim the job's nodes, or only the node of `rank`, as a spot market would. Raises
+        ApiError `job-not-running`."""
         target = job_path(project, name) + "/drill/preempt"
-        return self.ask(target, wire.JobListing, wire.DrillAsk(notice_s=notice_s), retry=False)
+        ask = wire.DrillAsk(notice_s=notice_s, rank=rank)
+        return self.ask(target, wire.JobListing, ask, retry=False)
+
+    def resize(self, project: str, name: str, nodes: int) -> wire.JobListing:
+        """Let an elastic job have at most this many nodes. Raises ApiError `invalid-request`,
+        `conflict`."""
+        target = job_path(project, name) + "/resize"
+        return self.ask(target, wire.JobListing, wire.ResizeAsk(nodes=nodes))
 
     def exec(
         self, project: str, name: str, command: list[str], *, rank: int = 0

@@ -609,10 +609,17 @@ class RetryAsk(Ask, frozen=True, kw_only=True):
 
 
 class DrillAsk(Ask, frozen=True, kw_only=True):
-    """Reclaims the nodes of a job after a notice of `notice_s` seconds, to test how the job
-    reacts."""
+    """Reclaims the nodes of a job, or only the node of `rank`, after a notice of `notice_s`
+    seconds, to test how the job reacts."""
 
     notice_s: float = 30.0
+    rank: int | None = None
+
+
+class ResizeAsk(Ask, frozen=True, kw_only=True):
+    """Lets an elastic job have at most this many nodes."""
+
+    nodes: int
 
 
 class ExecAsk(Ask, frozen=True, kw_only=True):

@@ -25,23 +25,35 @@ from cavvy.control.decide.groups import (
 )
 from cavvy.control.decide.requests import (
     drill_attempt,
+    drill_node,
     find_live,
     hold_job,
     is_stopping,
     is_timed,
     object_to_retry,
     release_kept,
+    resize_job,
     retry_job,
     stop_job,
 )
 from cavvy.control.decide.rows import RowChanges
 from cavvy.control.decide.schedule import EPOCH, spell_id
+from cavvy.control.decide.standby import HANDOVER
 from cavvy.control.deferred import Deferred
 from cavvy.control.unit_of_work import make_write
 from cavvy.domain.arrays import StoredArray, describe_counts, is_array, list_indices
 from cavvy.domain.checkpoints import RemovedCheckpoints, SavedCheckpoint
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, RunOrigin
+from cavvy.domain.jobs import (
+    JOB_ENDS,
+    Attempt,
+    AttemptPhase,
+    JobPhase,
+    JobRecord,
+    Node,
+    NodePhase,
+    RunOrigin,
+)
 from cavvy.domain.tasks import Delivery, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, replace, view
@@ -531,9 +543,11 @@ class JobService:
 
         return await self._on_job(project, name, remove)
 
-    async def drill_preempt(self, project: str, name: str, notice: timedelta) -> Attempt:
-        """Reclaim the job's nodes as a spot market would, after `notice`. Raises RowNotFound,
-        TooLate.
+    async def drill_preempt(
+        self, project: str, name: str, notice: timedelta, rank: int | None = None
+    ) -> Attempt:
+        """Reclaim the job's nodes, or only the node of `rank`, as a spot market would, after
+        `notice`. Raises RowNotFound, TooLate.
         """
 
         async def drill(job: JobRecord) -> Attempt:
@@ -541,12 +555,54 @@ class JobService:
             if live is None:
                 text = f"job {job.name} is {job.phase}; it has no node to reclaim"
                 raise TooLate(text, "wait until the job is running")
-            changes = drill_attempt(job, live, notice, self._clock.now())
+            now = self._clock.now()
+            if rank is not None:
+                node = await self._find_working(job, live, rank)
+                await self._store.commit(make_write(drill_node(job, live, node, notice, now)))
+                self._hint(job.id)
+                return live
+            changes = drill_attempt(job, live, notice, now)
             await self._store.commit(make_write(changes))
             self._hint(job.id)
             return replace(changes.attempts[0], version=live.version + 1)
 
         return await self._on_job(project, name, drill)
+
+    async def _find_working(self, job: JobRecord, live: Attempt, rank: int) -> Node:
+        """Return a rank whose work runs. Raises TooLate."""
+        nodes = await self._store.nodes(live.id)
+        node = next((each for each in nodes if each.rank == rank), None)
+        if node is None:
+            ranks = f"0 to {len(nodes) - 1}" if len(nodes) > 1 else "only 0"
+            raise TooLate(f"job {job.name} has no rank {rank}, {ranks}", "choose another rank")
+        if node.phase is not NodePhase.RUNNING:
+            text = f"rank {rank} of job {job.name} is {node.phase}; its work does not run"
+            raise TooLate(text, "wait until the job is running")
+        return node
+
+    async def resize(self, project: str, name: str, nodes: int) -> JobRecord:
+        """Let an elastic job have at most this many nodes, see `resize_job`. Raises RowNotFound,
+        TooLate, UnsupportedTask.
+        """
+
+        async def resize(job: JobRecord) -> JobRecord:
+            sizes = job.task.elastic
+            if sizes is None:
+                text = f"job {job.name} has a fixed number of nodes, {job.task.nodes}"
+                hint = f"run it with a range, such as `nodes: 1..{max(nodes, 2)}`"
+                raise UnsupportedTask(text, hint)
+            if nodes not in sizes:
+                text = f"job {job.name} can have {sizes} nodes, not {nodes}"
+                raise UnsupportedTask(text, f"choose a number from {sizes.least} to {sizes.most}")
+            if job.phase in JOB_ENDS:
+                raise TooLate(f"job {job.name} is {job.phase}", "retry it first")
+            live = find_live(job, await self._store.attempts(job.id))
+            now, notice = self._clock.now(), max(HANDOVER, job.task.grace)
+            return await self._write(
+                self._store.commit, job, resize_job(job, live, nodes, notice, now)
+            )
+
+        return await self._on_job(project, name, resize)
 
     async def _on_job(self, project: str, name: str, act: Callable[[JobRecord], Awaitable[T]]) -> T:
         """Apply `act` to the current state of the job. If another writer has changed the job, try

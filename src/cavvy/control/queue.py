@@ -555,9 +555,20 @@ class QueueReconciler:
         if not self._limits.count_offers:
             return lines
         row = make_row(job)
-        shares = {offer.key: share_on(wish, offer) for wish, offers in lines for offer in offers}
+        shares = {
+            (wish.task.nodes, offer.key): share_on(wish, offer)
+            for wish, offers in lines
+            for offer in offers
+        }
         kept = [
-            (wish, tuple(each for each in offers if self._limits.admits(row, shares[each.key])))
+            (
+                wish,
+                tuple(
+                    each
+                    for each in offers
+                    if self._limits.admits(row, shares[wish.task.nodes, each.key])
+                ),
+            )
             for wish, offers in lines
         ]
         if not shares or any(offers for _, offers in kept):

@@ -16,6 +16,16 @@ class NodeRange(Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return f"{self.least}..{self.most}"
 
+    def list_sizes(self, most: int | None = None) -> Sequence[int]:
+        """Return the sizes to try, the largest one first, and none above `most`. Of a wide range,
+        only some are tried: all of the smallest ones, and then each a tenth larger."""
+        top = max(self.least, self.most if most is None else min(self.most, most))
+        sizes, size = [self.least], self.least
+        while size < top:
+            size = min(top, max(size + 1, size + size // 10))
+            sizes.append(size)
+        return sizes[::-1]
+
     def __contains__(self, nodes: int) -> bool:
         return self.least <= nodes <= self.most
 

@@ -277,6 +277,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     avoid: dict[str, datetime] = field(
         default_factory=dict
     )  # for each failed offer or shared host: when its cooldown ends
+    # the most nodes that an elastic job may have, if its user has changed it with `cavvy resize`
+    most_nodes: int | None = None
     # numbers of the attempts of standby gangs, one of which may take the job over
     standbys: tuple[int, ...] = ()
     numbered: int = 0  # the highest attempt number so far, if it belongs to a standby gang

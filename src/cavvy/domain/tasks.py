@@ -9,6 +9,7 @@ from enum import StrEnum
 from math import ceil
 from typing import Any
 
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.services import (
     ReadinessProbe,
     ReplicaCount,
@@ -610,6 +611,9 @@ class TaskSpec(Struct, frozen=True, kw_only=True):
     group: JobGroup | None = None  # the jobs that start together with the task
     resources: ResourceSpec = ResourceSpec()
     nodes: int = 1
+    # The numbers of nodes on which the task may run; None if only on `nodes`. While an elastic job
+    # waits, `nodes` is the least of them; when it starts, `nodes` becomes the number that it got.
+    elastic: NodeRange | None = None
     topology: TopologyNeed | None = None  # None if the nodes may be anywhere in one location
     encrypt: bool = False  # whether the traffic between the nodes is encrypted
     image: str | None = None

@@ -372,12 +372,16 @@ def tasks_of(task: TaskSpec) -> tuple[TaskSpec, ...]:
 
 
 def jobs_of(job: JobRecord) -> tuple[JobRecord, ...]:
-    """Return one job for each alternative of its task."""
-    return (
-        (job,)
-        if not job.task.resources.any_of
-        else tuple(replace(job, task=each) for each in tasks_of(job.task))
-    )
+    """Return one job for each alternative of its task and, if the job is elastic, for each size,
+    the largest one first."""
+    if job.task.elastic is None:
+        sized: Sequence[TaskSpec] = (job.task,)
+    else:
+        sizes = job.task.elastic.list_sizes(job.most_nodes)
+        sized = [replace(job.task, nodes=nodes) for nodes in sizes]
+    if len(sized) == 1 and not job.task.resources.any_of:
+        return (job,)
+    return tuple(replace(job, task=each) for task in sized for each in tasks_of(task))
 
 
 def rank_candidates(
@@ -390,12 +394,26 @@ def rank_candidates(
     If the task states that its alternatives are ordered, all offers of an alternative come before
     the offers of the next alternative. If the alternatives are not ordered, the offers of all
     alternatives are merged by the expected cost of the work, as in `plan`. The offers of one
-    alternative keep their order. `avoid` lists the offers that recently failed for other jobs, and
+    alternative keep their order. The offers for a larger size of an elastic job come before those
+    for smaller ones. `avoid` lists the offers that recently failed for other jobs, and
     `egress` contains each provider's price for outgoing data.
     """
     some = [(job, candidates.offers) for job, candidates in found if candidates.offers]
     if len(some) < 2 or some[0][0].task.resources.ordered:
         return some
+    sizes = dict.fromkeys(job.task.nodes for job, _ in some)
+    if len(sizes) > 1:
+        parts = [[each for each in some if each[0].task.nodes == nodes] for nodes in sizes]
+        return [row for part in parts for row in _merge_offers(part, avoid, egress)]
+    return _merge_offers(some, avoid, egress)
+
+
+def _merge_offers(
+    some: Sequence[tuple[JobRecord, tuple[Offer, ...]]],
+    avoid: Collection[str],
+    egress: Mapping[str, Money],
+) -> list[tuple[JobRecord, tuple[Offer, ...]]]:
+    """Merge the offers of alternatives by the expected cost of the work."""
     orders = [order_of(job.task, avoid, egress) for job, _ in some]
     rows = [
         [(orders[at](offer), at, offer) for offer in offers] for at, (_, offers) in enumerate(some)

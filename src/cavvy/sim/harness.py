@@ -273,6 +273,11 @@ async def _wish(control_plane: ControlPlane, job: JobRecord, item: UserIntervent
             await control_plane.jobs.stop(job.project, job.id, release=True)
         case UserAction.RETRY:
             await control_plane.jobs.retry(job.project, job.id)
+        case UserAction.RESIZE:
+            await control_plane.jobs.resize(job.project, job.id, item.nodes)
+        case UserAction.LOSE_NODE:
+            notice = timedelta(seconds=item.notice_s)
+            await control_plane.jobs.drill_preempt(job.project, job.id, notice, item.rank)
         case UserAction.DRILL:
             await control_plane.jobs.drill_preempt(
                 job.project, job.id, timedelta(seconds=item.notice_s)

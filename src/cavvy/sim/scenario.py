@@ -38,6 +38,8 @@ class UserAction(StrEnum):
     STOP = "stop"
     DRILL = "drill"
     RETRY = "retry"
+    RESIZE = "resize"  # let an elastic job have at most `nodes` nodes
+    LOSE_NODE = "lose_node"  # a drill that reclaims the node of rank `rank`
     STOP_MACHINE = "stop_machine"  # stop the job and release the nodes of its machine
     DRAIN = "drain"  # drain a host within `notice_s`
     UNCORDON = "uncordon"
@@ -58,6 +60,8 @@ class UserIntervention(Struct, frozen=True, kw_only=True):
     notice_s: float = 30.0  # the length of the notice, if the action is a drill
     node: str = ""
     project: str = ""
+    nodes: int = 1
+    rank: int = 0
 
 
 class CrashMoment(StrEnum):

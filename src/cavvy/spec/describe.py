@@ -124,6 +124,8 @@ def _takes(task: TaskSpec) -> str:
 def describe_nodes(task: TaskSpec) -> str:
     """Return a text for the nodes that the task requests, such as "2 nodes, each with 8 H100"."""
     count = f"{task.nodes} nodes, each" if task.nodes > 1 else "1 node"
+    if (sizes := task.elastic) is not None:
+        count = f"{sizes.least} to {sizes.most} nodes, each"
     about_slice = describe_slice(task)
     return f"{count} {_needs(task.resources)}" + (f": {about_slice}" if about_slice else "")
 

@@ -41,7 +41,8 @@ def make_keys(task: TaskSpec) -> Keys:
     if task.project != "default":
         keys["project"] = task.project
     keys |= _write_place_in_graph(task)
-    keys["nodes"] = task.nodes  # a key that only Cavvy's files have, by which the file is known
+    # a key that only Cavvy's files have, by which the file is known
+    keys["nodes"] = task.nodes if task.elastic is None else str(task.elastic)
     plain = TaskSpec(name="", run="")
     for name in _PLAIN:
         if (value := getattr(task, name)) != getattr(plain, name):

@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (87, "e2fa179fc8730feb")
+ROUTES = (88, "2648e7dfe59a6fed")
 ROOT = Path(__file__).resolve().parents[3]
 
 

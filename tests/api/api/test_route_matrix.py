@@ -56,6 +56,7 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("POST", "/v1/projects/{project}/arrays/{name}/retry"): RUNNERS,
     ("DELETE", "/v1/projects/{project}/arrays/{name}"): RUNNERS,
     ("POST", f"{_JOB}/drill/preempt"): RUNNERS,
+    ("POST", f"{_JOB}/resize"): RUNNERS,
     ("DELETE", _JOB): RUNNERS,
     ("POST", f"{_JOB}/exec"): RUNNERS,
     ("GET", f"{_JOB}/exec/{{exec_id}}"): RUNNERS,

@@ -45,7 +45,7 @@ REASONS = {
     "people decide it, seldom, with the whole picture before them": (
         *("budget", "notify", "advise", "join", "joined", "drill", "down", "gc"),
         *("user", "role", "project", "audit", "credential", "pool", "trust", "token", "secret"),
-        *("machines", "schedules", "diff"),
+        *("machines", "schedules", "diff", "resize"),
     ),
     "an argument of Client says it: the address, the token": ("login", "logout", "context"),
     "`Client.submit` runs a task again, with other parameters if they are given": ("rerun",),

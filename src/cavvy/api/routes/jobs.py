@@ -36,7 +36,7 @@ from cavvy.client import wire
 from cavvy.client.paths import PATTERN
 from cavvy.control.decide.requests import can_retry
 from cavvy.control.fair_queue import QueuePlace
-from cavvy.control.job_service import TooLate
+from cavvy.control.job_service import TooLate, UnsupportedTask
 from cavvy.control.running_costs import read_unwritten, sum_to_now
 from cavvy.costs.metering import total
 from cavvy.costs.running import charge_to_now
@@ -550,7 +550,7 @@ async def retry(
 async def drill(
     app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.DrillAsk
 ) -> wire.JobListing:
-    """Reclaim the job's nodes as a provider would."""
+    """Reclaim the job's nodes, or one of them, as a provider would."""
     if not 0 <= ask.notice_s <= _LONGEST_NOTICE_S:
         raise ApiProblem(
             "invalid-request",
@@ -558,13 +558,33 @@ async def drill(
         )
     try:
         await app_state.control_plane.jobs.drill_preempt(
-            project, name, timedelta(seconds=ask.notice_s)
+            project, name, timedelta(seconds=ask.notice_s), ask.rank
         )
     except TooLate as error:
         raise ApiProblem(
             "job-not-running", str(error), say_what_to_do(await find_job(app_state, project, name))
         ) from error
     return await _row(app_state, await find_job(app_state, project, name))
+
+
+@router.post(
+    "/projects/{project}/jobs/{name}/resize",
+    rule=in_path(Permission.RUN),
+    errors=("job-not-found", "invalid-request", "conflict"),
+)
+async def resize(
+    app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.ResizeAsk
+) -> wire.JobListing:
+    """Let an elastic job have at most this many nodes."""
+    await find_job(app_state, project, name)  # says why a removed job is gone
+    try:
+        return await _row(
+            app_state, await app_state.control_plane.jobs.resize(project, name, ask.nodes)
+        )
+    except UnsupportedTask as error:
+        raise ApiProblem("invalid-request", str(error), error.hint) from error
+    except TooLate as error:
+        raise ApiProblem("conflict", str(error), error.hint) from error
 
 
 async def find_job(

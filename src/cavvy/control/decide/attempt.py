@@ -616,7 +616,7 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
     others = [] if drill else [node for node in left if node.notice_until is None]
     grace = view.job.task.grace
     if not drill and keeps_rest(view):
-        return _stop_others(view, others)
+        return _leave_apart(view, left, now)
     until = max([until, *(at + grace + MARGIN for at in _told_at(others))])
     if now >= until:
         return _ending(jobs.AttemptOutcome.PREEMPTED, reason)
@@ -632,20 +632,24 @@ def _noticed(view: AttemptSnapshot, now: datetime) -> Action | None:
     return None
 
 
-def _stop_others(view: AttemptSnapshot, others: Sequence[jobs.Node]) -> Action | None:
-    """Stop the ranks whose nodes are not reclaimed: they save their state together with the ranks
-    that got the notice, and then wait for the new nodes.
+def _leave_apart(view: AttemptSnapshot, left: Sequence[jobs.Node], now: datetime) -> Action | None:
+    """Tell the ranks whose nodes are reclaimed how long they have, and stop the others. These save
+    their state at the same time, and then wait for the new nodes.
     """
-    untold = tuple(node.rank for node in others if not _is_told(node, ("stop",)))
+    leaving = [node for node in left if node.notice_until is not None]
+    untold = tuple(node.rank for node in leaving if node.order is None)
+    names = ", ".join(str(x.rank) for x in view.nodes if x.notice_until is not None)
+    reason = f"the node of rank {names} is reclaimed"
+    if untold:
+        until = min(node.notice_until or now for node in leaving)
+        seconds = max(_NONE, until - now).total_seconds()
+        return OrderRanks(ranks=untold, kind="notice", seconds=seconds, reason=reason)
+    going = [node for node in left if node.notice_until is None]
+    untold = tuple(node.rank for node in going if not _is_told(node, ("stop",)))
     if not untold:
         return None
-    leaving = [node.rank for node in view.nodes if node.notice_until is not None]
-    return OrderRanks(
-        ranks=untold,
-        kind="stop",
-        seconds=view.job.task.grace.total_seconds(),
-        reason=f"the provider reclaims the node of rank {', '.join(map(str, leaving))}",
-    )
+    seconds = view.job.task.grace.total_seconds()
+    return OrderRanks(ranks=untold, kind="stop", seconds=seconds, reason=reason)
 
 
 def _ours(view: AttemptSnapshot) -> str:

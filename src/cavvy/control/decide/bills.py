@@ -112,7 +112,7 @@ def accrue(
     if look.told is None or look.told_at is None or not due:
         return (), look
     earlier = [charge for charge in stored if charge.attempt_id == attempt.id]
-    told = _from_first_charge(_until_seen(look.told, look), earlier)
+    told = _from_first_charge(_until_seen(look.told, look), earlier, attempt.repairs)
     charges = bill_gang(attempt, told, look.told_at, final=False, earlier=earlier)
     ranks = {charge.rank for charge in charges}
     charges += [each for each in _list_forgotten(look.told, earlier) if each.rank in ranks]
@@ -134,13 +134,16 @@ def _list_forgotten(told: GangSeen | None, earlier: Sequence[Charge]) -> list[Ch
     ]
 
 
-def _from_first_charge(told: GangSeen, earlier: Sequence[Charge]) -> GangSeen:
+def _from_first_charge(
+    told: GangSeen, earlier: Sequence[Charge], repairs: Sequence[int] = ()
+) -> GangSeen:
     """Return the gang with corrected start times: no node starts later than its first charge in
-    `earlier`. A node that ended at its start time was not billed.
+    `earlier`. A node that ended at its start time was not billed. The first charge of a rank in
+    `repairs` may be that of the node that was replaced.
     """
     first: dict[int, datetime] = {}
     for charge in earlier:
-        if charge.kind in _OF_NODES:
+        if charge.kind in _OF_NODES and charge.rank not in repairs:
             first[charge.rank] = min(charge.since, first.get(charge.rank, charge.since))
     return replace(
         told,
@@ -224,7 +227,8 @@ def close_bill(
     billed = [charge for charge in stored if charge.attempt_id == attempt.id]
     billed = [charge for charge in billed if charge.kind not in _RECOMPUTED]
     least, most = (
-        _from_first_charge(each, billed) for each in _bound_gang(attempt, look, nodes, billed, now)
+        _from_first_charge(each, billed, attempt.repairs)
+        for each in _bound_gang(attempt, look, nodes, billed, now)
     )
     forgotten = _list_forgotten(look.told, billed)
     charges = bill_gang(attempt, least, now, final=True, earlier=billed) + forgotten
@@ -405,7 +409,8 @@ def bill_gang(
     """
     charges: list[Charge] = []
     last = max((node.ended_at or until for node in told.nodes), default=until)
-    for node in told.nodes:
+    replaced = told.replaced if attempt.repairs else ()  # they may end after they were replaced
+    for node in (*told.nodes, *replaced):
         if node.started_at is None or _is_over(node, attempt):
             continue
         end = last if attempt.offer.payers > 1 else node.ended_at or until
@@ -554,7 +559,7 @@ def audit_bill(attempt: Attempt, seen: GangSeen | None, charges: Iterable[Charge
     others = [replace(each, ended_at=each.ended_at or until) for each in seen.rolled_back]
     told = replace(seen, nodes=nodes, rolled_back=others)
     priced = bill_gang(attempt, told, until, final=True, earlier=mine)
-    if handed_on:  # whoever has a node at its end pays the rest of its minimum charge
+    if handed_on:  # the attempt that has a node at its end pays the rest of its minimum charge
         going = {node.rank for node in nodes if node.ended_at == until}
         minimum = ChargeKind.MINIMUM
         priced = [x for x in priced if x.kind is not minimum or x.rank not in going]

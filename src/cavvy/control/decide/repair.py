@@ -2,7 +2,7 @@
 replaces the nodes that the gang has lost."""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from cavvy.control.decide.bills import close_part
 from cavvy.control.decide.failures import failure_of
@@ -45,7 +45,9 @@ def repair_gang(
     ranks = ", ".join(map(str, action.ranks))
     lost = f"rank {ranks}" if len(action.ranks) == 1 else f"ranks {ranks}"
     left = attempt.nodes - len(action.ranks)
-    waits = wait_for_capacity(attempt, len(action.ranks))
+    sizes, waits = rows.job.task.elastic, wait_for_capacity(attempt, len(action.ranks))
+    if sizes is not None and left >= sizes.least:
+        waits = timedelta(0)  # without capacity, the job goes on with fewer nodes
     why = f"the node of {lost} is replaced" if len(action.ranks) == 1 else f"{lost} are replaced"
     fresh, expected = make_attempt(rows.job, attempt.offer, lambda _: attempt.gang, now, why)
     next_one = replace(
@@ -65,12 +67,13 @@ def repair_gang(
     started = replace(start_job(job, next_one, text, now), setback=action.reason)
     if rows.job.phase is JobPhase.STARTING:
         started = replace(started, since=rows.job.since)
+    limit = format_duration(waits)
     price = format_rate(attempt.offer.rate.times(left))
     event = make_event(
         started,
         now,
         "repair",
-        f"{text}; they wait for it, at {price}, for at most {format_duration(waits)}",
+        f"{text}; they wait for it, at {price}" + (f", for at most {limit}" if waits else ""),
         next_one.number,
         fact=ranks.replace(" ", ""),
     )

@@ -8,7 +8,16 @@ from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.schedule import find_hold, say_next, say_waiting
 from cavvy.control.decide.transitions import deliveries_of, turn_job
 from cavvy.domain.events import Event
-from cavvy.domain.jobs import FAR, JOB_ENDS, Attempt, AttemptPhase, JobPhase, JobRecord, StopCause
+from cavvy.domain.jobs import (
+    FAR,
+    JOB_ENDS,
+    Attempt,
+    AttemptPhase,
+    JobPhase,
+    JobRecord,
+    Node,
+    StopCause,
+)
 from cavvy.domain.units import format_duration
 from cavvy.domain.values import replace
 
@@ -157,6 +166,36 @@ def find_live(job: JobRecord, attempts: Sequence[Attempt]) -> Attempt | None:
     own = next((attempt for attempt in attempts if attempt.number == job.attempt), None)
     live = own is not None and own.phase in _LIVE and job.phase not in JOB_ENDS
     return own if live else None
+
+
+def drill_node(
+    job: JobRecord, attempt: Attempt, node: Node, notice: timedelta, now: datetime
+) -> RowChanges:
+    """Reclaim one node of the attempt as a spot market would."""
+    seconds = notice.total_seconds()
+    text = f"a fire drill reclaims the node of rank {node.rank} in {seconds:.0f} s"
+    return RowChanges(
+        nodes=(replace(node, notice_until=now + notice),),
+        events=(make_event(job, now, "drill", text),),
+    )
+
+
+def resize_job(
+    job: JobRecord, live: Attempt | None, nodes: int, notice: timedelta, now: datetime
+) -> RowChanges:
+    """Let an elastic job have at most this many nodes. If it has another number of nodes now, its
+    work is ended with a notice, and starts again from its newest checkpoint on that many nodes, or
+    on fewer if no more are free.
+    """
+    changed = replace(job, most_nodes=nodes)
+    size = "node" if nodes == 1 else "nodes"
+    if live is None or live.nodes == nodes or live.drill_until is not None:
+        text = f"the job gets at most {nodes} {size} when it starts next"
+        return RowChanges(job=changed, events=(make_event(job, now, "resize", text),))
+    text = f"the job is resized from {live.nodes} to {nodes} {size}"
+    moved = replace(live, drill_until=now + notice, moved=True, moved_because=text)
+    event = make_event(job, now, "resize", text)
+    return RowChanges(job=changed, attempts=(moved,), events=(event,))
 
 
 def drill_attempt(job: JobRecord, attempt: Attempt, notice: timedelta, now: datetime) -> RowChanges:

@@ -108,8 +108,12 @@ def requeue_job(
         skipped = skipped[:-skips]
     cleared = ([action.kind] if action.anew else []) + (["checkpoint"] if action.unskip else [])
     counted = replace(job, retries={**job.retries, **dict.fromkeys(cleared, 0)})
+    task = job.task
+    if task.elastic is not None:  # so that limits count the least that it needs while it waits
+        task = replace(task, nodes=task.elastic.least)
     changed = replace(
         job,
+        task=task,
         phase=JobPhase.QUEUED,
         since=now,
         reason=action.text,

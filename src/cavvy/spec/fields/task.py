@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict
 
 from cavvy.catalog.residency import OUTSIDE_HINT, list_outside
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.tasks import JobLimits, LossPolicy, NotifyTarget, ResourceSpec, TaskSpec, Workload
 from cavvy.domain.units import format_duration
 from cavvy.domain.values import replace
@@ -32,6 +33,7 @@ from cavvy.spec.fields.kinds import (
     FieldSpec,
     ListKind,
     MapKind,
+    ScalarKind,
     Schema,
     SectionReader,
     WrongValue,
@@ -67,6 +69,7 @@ from cavvy.spec.fields.transfers import (
 from cavvy.spec.fields.work import LIMITS, RETRY, WEBHOOKS, WORK
 from cavvy.spec.fields.workdir import WORKDIR
 from cavvy.spec.problems import shown
+from cavvy.spec.tree import ScalarNode, describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -210,7 +213,8 @@ def _build(table: SectionReader) -> TaskSpec | None:
     if table.has("pool"):
         table.reject_beside("pool", ("machine", "keep"))
     _check_shares(table)
-    if problem := object_to_topology(table.get("topology"), table.get("nodes", 1)):
+    _check_elastic(table)
+    if problem := object_to_topology(table.get("topology"), _most_nodes(table)):
         table.wrong("topology", problem, suggestion=TOPOLOGY_HINT)
     check_volumes(table)
     check_mounts(table)
@@ -267,8 +271,35 @@ def _check_keep(table: SectionReader, limits: JobLimits) -> None:
         table.wrong("keep", message, suggestion="delete `keep` or `limits.duration`")
 
 
+def _most_nodes(table: SectionReader) -> int:
+    nodes, elastic = table.get("nodes", (1, None))
+    return int(nodes if elastic is None else elastic.most)
+
+
+def _check_elastic(table: SectionReader) -> None:
+    """Refuse a range of nodes for work whose number of nodes others rely on."""
+    nodes, elastic = table.get("nodes", (1, None))
+    if elastic is None:
+        return
+    for name, why in _FIXED.items():
+        if table.has(name):
+            hint = f"write one number, such as `nodes: {nodes}`, or delete `{name}`"
+            table.wrong("nodes", f"the range {elastic} cannot be used: {why}", suggestion=hint)
+
+
+# The keys beside which `nodes` must be one number, and why.
+_FIXED = {
+    "service": "replicas, not their nodes, follow the load of a service",
+    "session": "a session stays on its nodes",
+    "machine": "the nodes of a machine are as many as the machine has",
+    "pool": "gangs of a pool have fixed sizes",
+    "group": "the jobs of a group know each other's nodes",
+    "topology": "the nodes of a topology are chosen together",
+}
+
+
 def _check_shares(table: SectionReader) -> None:
-    needs, nodes = table.get("resources", ResourceSpec()), table.get("nodes", 1)
+    needs, nodes = table.get("resources", ResourceSpec()), _most_nodes(table)
     if problem := object_to_parts(needs, nodes):
         table.wrong("nodes", problem, suggestion=PARTS_HINT)
 
@@ -347,6 +378,40 @@ _ENV = named_texts(
 SECRETS = ListKind(text_kind("a secret's name such as HF_TOKEN", check_secret), single=True)
 
 
+_MOST_NODES = 10_000
+
+
+def _read_nodes(node: ScalarNode) -> tuple[int, NodeRange | None]:
+    """Return the number of nodes, or the least of a range such as 2..16, and the range."""
+    least, dots, most = node.text.strip().partition("..")
+    ends = [each.strip() for each in ((least, most) if dots else (least,))]
+    if not all(re.fullmatch(r"[+]?[0-9]{1,18}", each) for each in ends):
+        raise WrongValue(f"{describe(node)} is neither a whole number nor a range")
+    numbers = [int(each) for each in ends]
+    for each in numbers:
+        if not 1 <= each <= _MOST_NODES:
+            raise WrongValue(f"{each:,} is too {'small' if each < 1 else 'large'}")
+    if numbers[-1] < numbers[0]:
+        turned = f"{numbers[1]}..{numbers[0]}"
+        raise WrongValue(f"{numbers[0]} is above {numbers[1]}", suggestion=f"write {turned}")
+    if len(set(numbers)) == 1:
+        return numbers[0], None
+    return numbers[0], NodeRange(least=numbers[0], most=numbers[1])
+
+
+NODES = ScalarKind(
+    f"a whole number from 1 to {_MOST_NODES:,}, or a range such as 2..16",
+    _read_nodes,
+    {
+        "anyOf": [
+            {"type": "integer", "minimum": 1, "maximum": _MOST_NODES},
+            {"type": "string", "pattern": r"^[0-9]+ *\.\. *[0-9]+$"},
+            EXPRESSION,
+        ]
+    },
+)
+
+
 class TaskKeys(TypedDict, total=False):
     """All keys of a task except `run`: their types in Python, and how the parser reads them."""
 
@@ -366,7 +431,7 @@ class TaskKeys(TypedDict, total=False):
     after: Annotated["str | Mapping[str, str] | Sequence[str | Mapping[str, str]]", AFTER]
     group: Annotated["str | Group", GROUP]
     resources: Annotated["Resources", RESOURCES]
-    nodes: Annotated["Whole", whole(1, 10_000)]
+    nodes: Annotated["Whole | str", FieldSpec(NODES, to=("nodes", "elastic"))]
     topology: Annotated["Topology", TOPOLOGY]
     encrypt: Annotated["Switch", FLAG]
     image: Annotated[
