@@ -220,8 +220,8 @@ class _EventFile:
 
     def __init__(self, folder: str, fd: int) -> None:
         self.folder, self._fd = folder, fd
-        self._offset = 0  # of the record that is read next
-        self._rest = b""  # what was read from there
+        self._offset = 0  # from which more is read
+        self._data, self._at = b"", 0  # what was read, and where its next record begins
         self._broken = False
         self._scalars: set[bytes] = set()  # tags of tensors that are scalars
 
@@ -243,41 +243,47 @@ class _EventFile:
         """Return the next complete record, b"" for one that is left out, or None."""
         if not self._fill(12):
             return None
-        head = self._rest[:8]
-        (length,) = struct.unpack("<Q", head)
-        if length > LONGEST or _head_crc(head) != struct.unpack("<I", self._rest[8:12])[0]:
+        head = self._data[self._at : self._at + 8]
+        length, crc = struct.unpack_from("<QI", self._data, self._at)
+        if length > LONGEST or _head_crc(head) != crc:
             self._broken = True  # what follows cannot be found
             self.close()
             return None
         whole = 12 + length + 4
         if length > LARGEST:
-            if os.fstat(self._fd).st_size < self._offset + whole:
+            if os.fstat(self._fd).st_size < self._place() + whole:
                 return None
             self._skip(whole)
             return b""
         if not self._fill(whole):
             return None
-        data, (crc,) = (
-            self._rest[12 : 12 + length],
-            struct.unpack("<I", self._rest[whole - 4 : whole]),
-        )
+        begin, end = self._at + 12, self._at + 12 + length
+        data, (crc,) = self._data[begin:end], struct.unpack_from("<I", self._data, end)
         self._skip(whole)
         return data if masked_crc(data) == crc else b""
 
     def _fill(self, size: int) -> bool:
         """Read until at least `size` bytes are there; return whether they are."""
-        if len(self._rest) >= size:
+        rest = len(self._data) - self._at
+        if rest >= size:
             return True
         try:
-            at = self._offset + len(self._rest)
-            self._rest += os.pread(self._fd, max(PIECE_BYTES, size - len(self._rest)), at)
+            data = os.pread(self._fd, max(PIECE_BYTES, size - rest), self._offset)
         except OSError:
             self._broken = True
-        return len(self._rest) >= size
+            return False
+        self._offset += len(data)
+        self._data, self._at = self._data[self._at :] + data, 0
+        return len(self._data) >= size
+
+    def _place(self) -> int:
+        """Return where the next record begins in the file."""
+        return self._offset - len(self._data) + self._at
 
     def _skip(self, size: int) -> None:
-        self._offset += size
-        self._rest = self._rest[size:]
+        self._at += size
+        if self._at > len(self._data):  # a record that is passed over
+            self._offset, self._data, self._at = self._place(), b"", 0
 
     def _parse(self, record: bytes) -> RunEvent:
         event = RunEvent()

@@ -42,7 +42,7 @@ class WandbFile:
     def __init__(self, folder: str, fd: int, host: str = "") -> None:
         self.folder, self._fd, self._host = folder, fd, host
         self._offset = 0  # from which the next bytes are read
-        self._rest = b""  # what was read before it and is not taken yet
+        self._data, self._place = b"", 0  # what was read before it, and what of it is taken
         self._is_own = not host
         self._at = self._step = 0.0  # of the newest value
         self._logged: set[str] = set()  # names of the history
@@ -97,12 +97,12 @@ class WandbFile:
         if not self._has_head:
             if not self._fill(HEAD_BYTES):
                 return None
-            if not self._rest.startswith(HEAD):
+            if not self._data.startswith(HEAD):
                 self._break()
                 return None
             self._has_head = True
             self._skip(HEAD_BYTES)
-        left = BLOCK - (self._offset - len(self._rest)) % BLOCK
+        left = BLOCK - (self._offset - len(self._data) + self._place) % BLOCK
         if left < PIECE_HEAD:  # the end of a block is filled
             if not self._fill(left):
                 return None
@@ -110,12 +110,13 @@ class WandbFile:
             left = BLOCK
         if not self._fill(PIECE_HEAD):
             return None
-        crc, length, kind = struct.unpack_from("<IHB", self._rest)
+        crc, length, kind = struct.unpack_from("<IHB", self._data, self._place)
         if not WHOLE <= kind <= LAST or length > left - PIECE_HEAD:
             return self._skip_block(left)
         if not self._fill(PIECE_HEAD + length):
             return None
-        data = self._rest[PIECE_HEAD : PIECE_HEAD + length]
+        begin = self._place + PIECE_HEAD
+        data = self._data[begin : begin + length]
         if zlib.crc32(data, zlib.crc32(bytes([kind]))) != crc:
             return self._skip_block(left)
         self._skip(PIECE_HEAD + length)
@@ -132,7 +133,7 @@ class WandbFile:
 
     def _fill(self, size: int) -> bool:
         """Read until at least `size` bytes are there; return whether they are."""
-        if len(self._rest) >= size:
+        if len(self._data) - self._place >= size:
             return True
         try:
             data = os.pread(self._fd, BLOCK * BLOCKS, self._offset)
@@ -140,11 +141,11 @@ class WandbFile:
             self._break()
             return False
         self._offset += len(data)
-        self._rest += data
-        return len(self._rest) >= size
+        self._data, self._place = self._data[self._place :] + data, 0
+        return len(self._data) >= size
 
     def _skip(self, size: int) -> None:
-        self._rest = self._rest[size:]
+        self._place += size
 
     def _break(self) -> None:
         self._broken = True
