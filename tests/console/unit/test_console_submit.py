@@ -157,6 +157,68 @@ def test_several_tasks_are_planned_and_run_together_and_once() -> None:
     assert "has no job x" in browser.post("/submit", data=form(GRAPH, do="run")).text
 
 
+def text_of(page: str) -> str:
+    [found] = re.findall(r"<textarea[^>]*>\n(.*?)</textarea>", page, re.DOTALL)
+    return html.unescape(found)
+
+
+def test_fields_change_the_file_and_offers_follow() -> None:
+    asking = client()
+    asking.answers["POST " + CHECK] = wire.SubmissionCheck(name="hello", placements=[placement()])
+    browser = sign_in(asking)
+    fields = {"gpu": "A100:80GB", "count": "2", "spot": "auto", "region": "eu", "budget": "25"}
+    given = {f"set.{name}": value for name, value in fields.items()}
+    page = browser.post("/submit", data=form(TASK + "# mine\n", do="form", **given)).text
+    text = text_of(page)
+    for line in ("gpu: A100:80GB:2", "spot: auto", "regions: [eu]", "budget: 25", "# mine"):
+        assert line in text
+    assert asking.bodies[f"POST {CHECK}"]["text"] == text
+    assert "p5.48xlarge" in page
+    for name, value in fields.items():
+        assert re.search(rf'name="set.{name}" value="{value}"|value="{value}" selected', page), name
+    again = browser.post("/submit", data=form(text, do="form", **given)).text
+    assert text_of(again) == text, "nothing differs"
+    fewer = given | {"set.budget": "", "set.count": "1", "set.region": "x\ny: 1"}
+    text = text_of(browser.post("/submit", data=form(text, do="form", **fewer)).text)
+    assert "limits" not in text
+    assert "gpu: A100:80GB\n" in text
+    assert "regions: [eu]" in text, "what is no value changes nothing"
+    page = browser.post("/submit", data=form("a: [", do="form", **given)).text
+    assert text_of(page) == "a: ["
+    assert 'id="task-form"' not in page
+
+
+def test_who_has_no_provider_sees_list_prices() -> None:
+    asking = client()
+    refused = ApiError("no-offer", "nothing has an A100", "set a provider up", 422)
+    asking.answers["POST " + CHECK] = refused
+    offer = wire.OfferView(
+        key="k",
+        provider="lambda",
+        region="us-east",
+        zone=None,
+        instance_type="gpu_1x_a100",
+        accelerator="A100",
+        accelerators=1.0,
+        accelerator_memory_mib=40960,
+        vcpus=30.0,
+        memory_mib=204800,
+        purchase="on-demand",
+        rate_micros_per_hour=1_290_000,
+        ready=False,
+        places=1,
+        as_of=None,
+    )
+    asking.answers["/v1/projects/default/offers"] = wire.OfferPage(offers=[offer], total=1)
+    task = TASK + "resources: {gpu: A100}\nlimits: {duration: 2h}\n"
+    page = sign_in(asking).post("/submit", data=form(task)).text
+    assert "nothing has an A100" in page
+    for text in ("gpu_1x_a100", "$1.29/h", "$2.58", "cavvy setup"):
+        assert text in page
+    [query] = [each for each in asking.asked if "/offers?" in each]
+    assert "gpu=A100" in query
+
+
 def test_a_plan_ranks_what_the_server_can_rent() -> None:
     asking = client()
     asking.answers["POST " + CHECK] = wire.SubmissionCheck(

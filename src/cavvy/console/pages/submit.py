@@ -15,11 +15,13 @@ from msgspec.structs import replace
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from cavvy.catalog.accelerators import list_accelerators
+from cavvy.catalog.needs import format_need
 from cavvy.client import ApiClient, ApiError, make_key
 from cavvy.client.paths import make_id, read_time
 from cavvy.client.reruns import EarlierRun, NotRepeatable, read_run, show_param
 from cavvy.client.service_wire import put_service
-from cavvy.client.wire import GraphRequest, PlacementView, SubmissionCheck, SubmitRequest
+from cavvy.client.wire import GraphRequest, OfferView, PlacementView, SubmissionCheck, SubmitRequest
 from cavvy.console.pages import offers
 from cavvy.console.pages.page import (
     Page,
@@ -30,6 +32,7 @@ from cavvy.console.pages.page import (
     try_part,
     user_of,
 )
+from cavvy.console.pages.task_form import read_form, write_form
 from cavvy.domain.jobs import RunOrigin
 from cavvy.spec import SpecError
 from cavvy.spec.describe import describe_task
@@ -40,6 +43,7 @@ from cavvy.task_files import ParsedTask, ReadOptions, parse_file, parse_tasks
 _FILE = "task.yaml"  # the name of the file in messages
 _LONGEST = 256 << 10  # characters of a task file
 _PLACEMENTS, _PLACEMENTS_EACH = 12, 4  # of a task alone, and of each of several
+_LISTED = 10  # list prices
 _PARAM = "param."  # begins the names of the fields of parameters
 _KEY_S = 600  # seconds after which a submission gets another key; the server refuses old keys
 _STARTER = """\
@@ -80,6 +84,7 @@ class _Verdict(Struct, frozen=True, kw_only=True):
     price: str = ""  # to which the user must first agree
     refusal: str = ""
     hint: str = ""
+    listed: Sequence[OfferView] = ()  # list prices, if nothing can run the task
 
 
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
@@ -110,6 +115,8 @@ def send(client: ApiClient, request: Request, now: datetime) -> Page | str:
     if len(text) > _LONGEST:
         raise HTTPException(413, f"The task file has more than {_LONGEST:,} characters.")
     project = form.get("project") or find_project(client, request)
+    if form.get("do") == "form":
+        text = write_form(text, form)
     draft = _Draft(text=text, project=project, key=form.get("key", ""))
     if source := form.get("from", ""):
         draft = replace(_of_job(client, source, draft), text=text)
@@ -126,7 +133,7 @@ def send(client: ApiClient, request: Request, now: datetime) -> Page | str:
         return _share(client, draft, action)
     if action == "check" or not verdict.tasks:
         return _show(client, request, draft, verdict)
-    if action == "plan":
+    if action in ("plan", "form"):
         return _show(client, request, draft, _plan(client, request, draft, verdict))
     try:
         return _run(client, request, draft, verdict.tasks, consent=action == "agree")
@@ -179,6 +186,12 @@ def _list_values(schema: Mapping[str, Any]) -> Iterator[str]:
         yield from ("true", "false")
     for each in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
         yield from _list_values(each)
+
+
+@cache
+def _list_accelerators() -> Sequence[str]:
+    """Return the names of the accelerators that the catalog knows, for completions."""
+    return sorted({each.name for each in list_accelerators()})
 
 
 @cache
@@ -266,9 +279,20 @@ def _plan(client: ApiClient, request: Request, draft: _Draft, verdict: _Verdict)
     except ApiError as error:
         if error.status not in (403, 409, 422):
             raise
-        return replace(verdict, refusal=error.message, hint=error.hint)
+        listed = _list_prices(client, draft, verdict) if error.code == "no-offer" else ()
+        return replace(verdict, refusal=error.message, hint=error.hint, listed=listed)
     price = "\n".join(each.consent_needed for each in checked if each.consent_needed)
     return replace(verdict, plans=[each.placements for each in checked], price=price)
+
+
+def _list_prices(client: ApiClient, draft: _Draft, verdict: _Verdict) -> Sequence[OfferView]:
+    """Return what the catalog lists for the first task, whoever has set up its provider: people who
+    only look see what the task would cost."""
+    wanted = verdict.tasks[0].task.resources
+    gpu = format_need(wanted.accelerators[0]) if wanted.accelerators else ""
+    asked = {"gpu": gpu, "region": next(iter(wanted.regions), ""), "spot": wanted.spot}
+    found = try_part(lambda: client.offers(draft.project, limit=_LISTED, **asked)).value
+    return found.offers if found else ()
 
 
 def _check_one(client: ApiClient, request: Request, draft: _Draft) -> SubmissionCheck:
@@ -377,6 +401,7 @@ def _renew(key: str) -> str:
 
 def _show(client: ApiClient, request: Request, draft: _Draft, verdict: _Verdict) -> Page:
     tasks = [each.task for each in verdict.tasks]
+    duration = tasks[0].limits.duration if tasks else None
     known = {name: show_param(at) for task in tasks for name, at in task.params.items()}
     swept = {each.name for task in tasks for each in task.sweep}
     placements = [each for plan in verdict.plans or () for each in plan]
@@ -386,6 +411,9 @@ def _show(client: ApiClient, request: Request, draft: _Draft, verdict: _Verdict)
         {
             "draft": draft,
             "verdict": verdict,
+            "form": read_form(draft.text),
+            "hours": duration.total_seconds() / 3600 * tasks[0].nodes if duration else 0.0,
+            "accelerators": _list_accelerators(),
             "meanings": [(task.name, describe_task(task)) for task in tasks],
             "plans": [*zip([task.name for task in tasks], verdict.plans or (), strict=False)],
             "recipes": try_part(lambda: client.recipes(draft.project)).value or [],

@@ -2,6 +2,7 @@
 "use strict";
 
 const CHECK_MS = 500; // between the last keystroke and the check
+const FORM_MS = 120; // between the last change of a field and the request
 const MOST_SHOWN = 12; // completions
 
 const field = document.getElementById("text");
@@ -9,6 +10,7 @@ const form = document.getElementById("editor");
 const gutter = document.getElementById("gutter");
 const menu = document.getElementById("completions");
 const answer = document.getElementById("answer");
+const fields = document.getElementById("task-form"); // null if the file cannot be changed by fields
 let keys = null; // by the path of the mapping: [name, meaning, values]
 let chosen = -1; // the completion that Enter takes
 let waiting = 0; // the timer of the check
@@ -26,17 +28,31 @@ function showNumbers() {
   gutter.scrollTop = field.scrollTop;
 }
 
-async function check() {
-  const text = field.value;
+let asked = 0; // checks and changes: an earlier answer comes too late
+
+// Asks to check the file, or with "form" to change it as the fields say and to rank the offers.
+async function check(action = "check") {
+  const [text, number] = [field.value, ++asked];
   const body = new URLSearchParams(new FormData(form));
-  body.set("do", "check");
+  body.set("do", action);
   const page = await fetch("/submit", { method: "POST", body, redirect: "manual" });
-  if (!page.ok || field.value !== text) return; // a later check follows
-  const fresh = new DOMParser().parseFromString(await page.text(), "text/html").getElementById("answer");
+  if (!page.ok || field.value !== text || number !== asked) return; // a later check follows
+  const made = new DOMParser().parseFromString(await page.text(), "text/html");
+  const fresh = made.getElementById("answer");
   if (fresh === null) return;
   updatePart(answer, fresh);
+  if (action === "form") field.value = made.getElementById("text").value;
+  else showFields(made.getElementById("task-form"));
   field.toggleAttribute("aria-invalid", answer.querySelector("[data-line]") !== null);
   showNumbers();
+}
+
+// Shows in the fields what the file says now.
+function showFields(made) {
+  for (const each of fields?.querySelectorAll("[name]") ?? []) {
+    const fresh = made?.querySelector(`[name="${each.name}"]`);
+    if (fresh && each !== document.activeElement) each.value = fresh.value;
+  }
 }
 
 function checkSoon() {
@@ -132,6 +148,10 @@ menu.addEventListener("mousedown", (event) => {
   const item = event.target.closest("li");
   event.preventDefault(); // the field keeps the focus
   if (item !== null) take(item);
+});
+fields?.addEventListener("input", () => {
+  clearTimeout(waiting);
+  waiting = setTimeout(() => check("form").catch(() => null), FORM_MS);
 });
 answer.addEventListener("input", checkSoon);
 answer.addEventListener("click", (event) => {
