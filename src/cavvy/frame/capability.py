@@ -47,6 +47,8 @@ class ConsolePage(NamedTuple):
     menu: str = ""  # the word in the menu; "": none
     # the page after which it stands in the menu, by its path; "": the last
     after: str = ""
+    # whether it compares the jobs that the parameters `project` and `job`, repeated, name
+    compares: bool = False
 
 
 class ConsoleAction(NamedTuple):

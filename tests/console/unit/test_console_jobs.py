@@ -124,7 +124,18 @@ def test_two_jobs_are_compared() -> None:
     data = {"do": "compare", "job": ["default/a", "default/b"]}
     answer = browser.post("/jobs", data=data, follow_redirects=False)
     assert answer.headers["location"] == "/compare?a=default%2Fa&b=default%2Fb"
-    assert "mark the two jobs" in browser.post("/jobs", data={"do": "compare"}).text
+    assert "at least two" in browser.post("/jobs", data={"do": "compare"}).text
+    one = browser.post("/jobs", data={"do": "compare", "job": ["default/id-a"]}).text
+    assert 'value="default/id-a" aria-label="Choose a" checked' in one, "marks stay"
+
+
+def test_several_jobs_are_compared_by_the_page_of_runs() -> None:
+    browser = sign_in(CannedClient(answers(listing("a"))))
+    data = {"do": "compare", "job": ["default/a", "default/b", "default/c"]}
+    answer = browser.post("/jobs", data=data, follow_redirects=False)
+    assert answer.headers["location"] == "/runs?project=default&job=a&job=b&job=c"
+    data["job"] = ["default/a", "other/b", "default/c"]
+    assert "within one project" in browser.post("/jobs", data=data).text
 
 
 def test_a_row_shows_hardware_duration_phase_and_links() -> None:

@@ -225,6 +225,39 @@ def test_the_overview_names_what_needs_attention() -> None:
     assert "long ago" not in notices
 
 
+def test_the_overview_names_jobs_that_wait_long_and_idle_gpus() -> None:
+    hours = timedelta(hours=1)
+    jobs = [
+        listing("patient", phase="queued", reason="no capacity", since=NOW - hours),
+        listing("held", phase="queued", held=True, since=NOW - hours),
+        listing("fresh", phase="queued", since=NOW),
+    ]
+    idle = node_listing(
+        accelerator="H100", accelerator_count=8, job="lazy", telemetry={"gpu_idle_s": 3600.0}
+    )
+    busy = node_listing(accelerator="H100", accelerator_count=4, telemetry={"gpu_idle_s": 3.0})
+    answers = everything(**{"/v1/nodes": [idle, busy], "/v1/jobs": jobs_by_phase(*jobs)})
+    text = sign_in(CannedClient(answers)).get("/").text
+    notices = text.split('id="attention"')[1].split("<section")[0]
+    assert "no capacity" in notices
+    assert notices.count(" waits for ") == 1
+    assert "8 × H100" in notices
+    assert "lazy" in notices
+    assert "$12.50 an hour" in notices
+    assert "<b>12</b> H100" in text
+
+
+def test_an_array_is_one_row_of_the_overview_and_a_service_too() -> None:
+    array = listing("sweep", phase="running", members={"running": 2, "done": 28})
+    failed = listing("worse", phase="failed", members={"failed": 3, "done": 1}, since=NOW)
+    asking = CannedClient(everything(**{"/v1/jobs": jobs_by_phase(array, failed)}))
+    text = sign_in(asking).get("/").text
+    assert f'href="/groups/default/{array.id}"' in text
+    assert "2 running, 28 done" in text
+    assert "3 of 4 jobs" in text
+    assert any("arrays=" in each for each in asking.asked)
+
+
 @pytest.mark.parametrize(("spent_micros", "needs"), [(7_900_000, False), (8_000_000, True)])
 def test_a_budget_needs_attention_from_80_percent_on(spent_micros: int, needs: bool) -> None:
     budget = BudgetView(

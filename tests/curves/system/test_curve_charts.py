@@ -16,6 +16,14 @@ SCRIPT = f"""{sys.executable} -c '
 for step in range(400): print(f"step {{step}} loss={{2 / (step + 1):.4f}} acc={{step / 400:.4f}}")
 '"""
 DRAWN = "document.querySelectorAll('.curve-chart .u-over').length"
+SAVE = """{
+  window.saved = [];
+  URL.createObjectURL = (data) => {
+    saved.push(data.type === "image/png" ? data.size : data.text());
+    return "#";
+  };
+  for (const each of document.querySelectorAll(".curve-chart .curve-save")[0].children) each.click();
+}"""
 ASKED = (
     "performance.getEntriesByType('resource').filter((each) => each.name.includes('from=')).length"
 )
@@ -37,6 +45,21 @@ def test_charts_are_drawn_and_zoom(tmp_path: Path) -> None:
             tab.open(site + page)
             tab.evaluate("document.getElementById('curves-title').scrollIntoView()")
             tab.wait(f"{DRAWN} === 2")
+        tab.evaluate(SAVE)
+        tab.wait("saved.length === 3")
+        csv, svg, size = tab.evaluate("Promise.all(saved)")
+        assert csv.splitlines()[:2] == ["line,step,value,lowest,highest", "fit,0,2,,"]
+        assert svg.startswith("<svg ")
+        assert ">fit</text>" in svg
+        assert size > 1000
+        middle = "(box) => [box.x + box.width - 5, box.y + box.height - 12]"
+        x, y = tab.evaluate(
+            f"({middle})(document.querySelector('.u-over').getBoundingClientRect())"
+        )
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            button = {"button": "left", "clickCount": 1} if kind != "mouseMoved" else {}
+            tab.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
+        tab.wait("document.querySelector('.curve-chart p a')?.textContent === 'fit'")
         tab.open(f"{site}/jobs/default/{job.id}?smooth=0.5&scale=log&by=time")
         tab.evaluate("document.getElementById('curves-title').scrollIntoView()")
         tab.wait(f"{DRAWN} === 2")

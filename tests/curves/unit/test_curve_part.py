@@ -3,7 +3,7 @@
 import html
 import json
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -110,6 +110,22 @@ def test_a_page_brings_the_data_of_the_charts_that_are_drawn_first() -> None:
     [chart] = json.loads(html.unescape(first))["charts"]
     assert (chart["name"], chart["lines"][0]["y"]) == ("loss", [2, 1])
     assert 'id="curves-title"' in page_of(curve("loss", 2, 1), query="?by=mood&from=x"), "no error"
+
+
+def test_checkpoints_and_stragglers_are_marks_of_the_charts() -> None:
+    job = detail(phase="running", attempts=[attempt()])
+    client = CannedClient(job_answers(job) | curve_answers(curve("loss", 2, 1, 0.5)))
+    at = datetime.fromtimestamp(1_700_000_001, tz=UTC)
+    events = [
+        wire.EventView(id=number, at=at, attempt=1, rank=0, kind=kind, text="")
+        for number, kind in enumerate(("checkpoint", "straggler", "running"), 1)
+    ]
+    pages = [wire.EventPage(events=events, last=3, over=False)]
+    empty = wire.EventPage(events=[], last=3, over=False)
+    client.answers[f"{API}{job.id}/events"] = lambda _: pages.pop() if pages else empty
+    browser = sign_in(client)
+    data = browser.get(f"{PATH}/curves?curve=loss&by=step").json()
+    assert data["marks"] == [{"x": 1, "text": "checkpoint"}, {"x": 1, "text": "straggler"}]
 
 
 def test_the_script_of_the_page_gets_the_data_of_charts() -> None:

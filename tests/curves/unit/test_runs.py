@@ -1,6 +1,7 @@
 """The page that compares runs, and which parameters mattered."""
 
 import html
+import json
 import re
 from collections.abc import Mapping
 from random import Random
@@ -115,6 +116,8 @@ def test_runs_are_sorted_by_their_best_value() -> None:
     rows = re.findall(r'<tr data-key="(id-\d)">', page("metric=loss&best=high"))
     assert len(rows) == 6
     assert "job=id-0" in html.unescape(text), "the script asks for the curves of all"
+    runs = json.loads(html.unescape(re.findall(r'data-runs="([^"]*)"', text)[0]))
+    assert runs["fit.0"]["path"] == "/jobs/default/id-0"
 
 
 def test_one_run_with_a_number_that_cannot_be_squared_breaks_no_page() -> None:

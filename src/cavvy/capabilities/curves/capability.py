@@ -27,7 +27,9 @@ CAPABILITY = Capability(
     routes=("cavvy.capabilities.curves.routes:router",),
     tables=OwnTables("cavvy.capabilities.curves", of_attempts=("curves", "curve_params")),
     listeners=("cavvy.capabilities.curves.rows:add_steps",),
-    pages=(ConsolePage("/runs", "cavvy.capabilities.curves.runs:make", "Runs", "/jobs"),),
+    pages=(
+        ConsolePage("/runs", "cavvy.capabilities.curves.runs:make", "Runs", "/jobs", compares=True),
+    ),
     data=(
         ConsoleData("/jobs/{project}/{name}/curves", "cavvy.capabilities.curves.data:make_data"),
         ConsoleData(

@@ -25,7 +25,8 @@ from cavvy.capabilities.curves.wire import (
 )
 from cavvy.client import ApiClient
 from cavvy.client.paths import job_path
-from cavvy.client.wire import AttemptView, JobDetail
+from cavvy.client.wire import AttemptView, EventView, JobDetail
+from cavvy.console.pages.job import read_newest_events
 from cavvy.console.pages.page import UNFINISHED, memory_of
 
 POINTS = 800  # of a curve; a chart has about so many pixels, and more on a dense screen
@@ -39,6 +40,8 @@ _LONGEST_RANK = 10  # digits; Python reads no number of thousands
 _KEPT_S = 1.5  # so that all viewers of a job are answered by one look into the database
 _NAMES_KEPT_S = 4.0
 _DIGITS = 6
+_MARKED = ("checkpoint", "straggler")  # kinds of events
+_MOST_MARKS = 60
 
 
 class CostClock(NamedTuple):
@@ -117,17 +120,24 @@ def make_data(client: ApiClient, request: Request, now: datetime) -> bytes:
             if names
             else ()
         )
-        return write_answer(list_names(client, request, job), found, axis, job).encode()
+        events = list_events(client, request, job)
+        return write_answer(list_names(client, request, job), found, axis, job, events).encode()
 
     return memory_of(request).recall((*key, *names, *ranks), make, _KEPT_S)
 
 
-def write_answer(names: Sequence[str], found: Collection[Curve], axis: Axis, job: JobDetail) -> str:
+def write_answer(
+    names: Sequence[str],
+    found: Collection[Curve],
+    axis: Axis,
+    job: JobDetail,
+    events: Sequence[EventView],
+) -> str:
     """Return what the script of a page draws, as JSON."""
     answer = {
         "names": names,
         "charts": charts_of(found, axis),
-        "marks": _marks_of(job.attempts, axis, found),
+        "marks": _marks_of(job, events, axis, found),
         "live": job.phase in UNFINISHED,
     }
     return json.dumps(answer, separators=(",", ":"))
@@ -169,6 +179,11 @@ def read_group_data(
         return json.dumps(answer, separators=(",", ":"))
 
     return memory_of(request).recall(key, make, _KEPT_S)
+
+
+def list_events(client: ApiClient, request: Request, job: JobDetail) -> Sequence[EventView]:
+    """Return the newest events of a job, some of which are marks of charts. Raises ApiError."""
+    return read_newest_events(client, memory_of(request), job.project, job.id)
 
 
 def list_names(client: ApiClient, request: Request, job: JobDetail) -> Sequence[str]:
@@ -334,15 +349,18 @@ def make_clock(attempts: Sequence[AttemptView], now: datetime) -> CostClock:
 
 
 def _marks_of(
-    attempts: Sequence[AttemptView], axis: Axis, found: Collection[Curve]
+    job: JobDetail, events: Sequence[EventView], axis: Axis, found: Collection[Curve]
 ) -> list[dict[str, Any]]:
-    """Return where attempts ended and a checkpoint was saved last."""
+    """Return where attempts ended, checkpoints were saved and stragglers were found."""
+    told = sorted((each.at, each.kind) for each in events if each.kind in _MARKED)
     moments = [
         (each.ended_at, f"attempt {each.number} {each.outcome or 'ended'}")
-        for each in attempts
+        for each in job.attempts
         if each.ended_at and each.outcome != "succeeded"
     ]
-    moments += [(each.checkpoint_at, "checkpoint") for each in attempts if each.checkpoint_at]
+    moments += told[-_MOST_MARKS:]
+    if not any(kind == "checkpoint" for _, kind in told):  # its event may be too old
+        moments += [(at, "checkpoint") for each in job.attempts if (at := each.checkpoint_at)]
     steps = _steps_by_time(found) if axis.by == "step" else ()
     marks = []
     for at, text in moments:

@@ -16,6 +16,7 @@ from cavvy.capabilities.curves.briefs import thin
 from cavvy.capabilities.curves.data import (
     POINTS,
     Axis,
+    list_events,
     list_names,
     make_clock,
     read_axis,
@@ -33,7 +34,7 @@ from cavvy.client import ApiClient
 from cavvy.client.array_wire import ArrayMemberView
 from cavvy.client.wire import JobDetail
 from cavvy.console import charts
-from cavvy.console.pages.page import UNFINISHED, PagePart, is_update, memory_of
+from cavvy.console.pages.page import UNFINISHED, PagePart, is_update, memory_of, path_of
 from cavvy.domain.units import format_number
 
 _POINTS = 200  # of a curve in a chart that the server draws
@@ -66,7 +67,7 @@ def make(client: ApiClient, request: Request, job: JobDetail, now: datetime) -> 
     for each in found:
         by_name[each.name].append(_shorten(each))
     live = job.phase in UNFINISHED
-    first = write_answer(names, found, axis, job)
+    first = write_answer(names, found, axis, job, list_events(client, request, job))
     query = _query(rank=ranks)
     return _part_of(by_name, choice, names=names, query=query, is_live=live, first=first)
 
@@ -119,7 +120,18 @@ def make_of_group(
     live = any(each.phase in UNFINISHED for each in members)
     query = _query(job=jobs, live=["true" if live else "false"])
     link = f"/runs?{_query(project=[project], job=jobs)}"
-    return _part_of(by_name, choice, query=query, is_live=live, link=link)
+    runs = describe_runs([(each.name, project, each.id, each.phase) for each in members])
+    return _part_of(by_name, choice, query=query, is_live=live, link=link, runs=runs)
+
+
+def describe_runs(jobs: Sequence[tuple[str, str, str, str]]) -> str:
+    """Return the path of the page of each run, and whether it can be stopped, as JSON. Of a job,
+    its name, project, ID and phase are given."""
+    found = {
+        name: {"path": path_of("jobs", project, job_id), "live": phase in UNFINISHED}
+        for name, project, job_id, phase in jobs
+    }
+    return json.dumps(found)
 
 
 def _read_choice(request: Request) -> _ChartChoice:
@@ -142,6 +154,7 @@ def _part_of(
     is_live: bool = True,
     link: str = "",
     first: str = "",
+    runs: str = "",
 ) -> PagePart | None:
     """Return the part with charts of some names; the page's script draws those of all."""
     known = sorted({*by_name, *names}, key=prominence)
@@ -159,6 +172,7 @@ def _part_of(
         "has_cost": not link,
         "link": link,
         "first": first,
+        "runs": runs,
     }
     return PagePart("cavvy.capabilities.curves:part.html", values, frozenset(known))
 

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from cavvy.capabilities.curves.data import read_group_data
 from cavvy.capabilities.curves.importance import rank_params, read_number
 from cavvy.capabilities.curves.order import prominence
+from cavvy.capabilities.curves.part import describe_runs
 from cavvy.capabilities.curves.wire import (
     MOST_JOBS,
     Curve,
@@ -110,6 +111,9 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "has_cost": False,
             "link": "",
             "first": _read_first(client, request, project, ids, metrics[:_DRAWN], live=live),
+            "runs": describe_runs(
+                [(each.name, each.project, each.id, each.phase) for each in jobs]
+            ),
             "charts": [],
             "more": 0,
             "by": "step",

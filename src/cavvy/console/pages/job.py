@@ -111,7 +111,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             ],
             "share": find_share(find_progress(job)),
             "left": _left_of(client, request, job, now),
-            "events": _newest_events(client, memory_of(request), project, job.id),
+            "events": read_newest_events(client, memory_of(request), project, job.id),
         }
         | _shown_nodes(client, request, job)
         | dict(period_choice(request)),
@@ -266,7 +266,7 @@ def _read_tail(
     }
 
 
-def _newest_events(
+def read_newest_events(
     client: ApiClient, memory: Memory, project: str, name: str
 ) -> Sequence[EventView]:
     """Return the newest events, newest first. Events never change, so only those are requested that

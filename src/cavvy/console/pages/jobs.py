@@ -32,6 +32,7 @@ from cavvy.console.pages.page import (
     turn,
 )
 from cavvy.domain.units import is_whole
+from cavvy.frame.discover import find_capabilities
 
 _ON_PAGE = 50
 _SORTS = ("submitted", "name", "project", "user", "phase", "duration", "cost")
@@ -63,14 +64,32 @@ def act(client: ApiClient, request: Request, now: datetime) -> Page | str:
     }
     if action == "compare" and len(chosen) == 2:
         return "/compare?" + urlencode({"a": chosen[0], "b": chosen[1]})
+    if action == "compare" and len(chosen) > 2:
+        if path := _find_comparison(chosen):
+            return path
+        problem = "more than two jobs are compared within one project"
+        return _show(client, request, [problem], chosen)
     if action == "compare":
-        return _show(client, request, ["mark the two jobs to compare in the first column"])
+        problem = "mark the jobs to compare in the first column, at least two"
+        return _show(client, request, [problem], chosen)
     if problems := act_on_chosen(client, request, acts, "job"):
-        return _show(client, request, problems)
+        return _show(client, request, problems, chosen)
     return f"/jobs?{request.url.query}"
 
 
-def _show(client: ApiClient, request: Request, problems: Sequence[str]) -> Page:
+def _find_comparison(chosen: Sequence[str]) -> str:
+    """Return the page that compares several jobs of a project, or ""."""
+    pairs = [each.partition("/") for each in chosen]
+    pages = (page for each in find_capabilities().capabilities for page in each.pages)
+    path = next((page.path for page in pages if page.compares), "")
+    if not path or len({project for project, _, _ in pairs}) > 1:
+        return ""
+    return f"{path}?" + urlencode([("project", pairs[0][0]), *(("job", job) for *_, job in pairs)])
+
+
+def _show(
+    client: ApiClient, request: Request, problems: Sequence[str], chosen: Sequence[str] = ()
+) -> Page:
     asked = request.query_params
     given = {name: text for name in _TEXTS if (text := (asked.get(name) or "").strip())}
     given |= {name: asked[name] for name in _DAYS if asked.get(name)}
@@ -105,6 +124,7 @@ def _show(client: ApiClient, request: Request, problems: Sequence[str]) -> Page:
         "jobs.html",
         {
             "problems": problems,
+            "chosen": chosen,
             "jobs": found.jobs,
             "total": found.total,
             "services": services_by_replica(client, request, found.jobs),

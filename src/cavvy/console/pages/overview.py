@@ -1,13 +1,15 @@
 """The first page: what runs, what it costs, what needs attention."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
 from cavvy.client.policy_wire import BudgetView, list_budgets
-from cavvy.client.service_wire import list_named_services
+from cavvy.client.service_wire import NamedService, list_named_services
+from cavvy.client.wire import JobListing, NodeListing
 from cavvy.console import charts
 from cavvy.console.charts import spending_by_day, total_of
 from cavvy.console.pages.page import UNFINISHED, Page, memory_of, try_part
@@ -15,7 +17,11 @@ from cavvy.console.pages.page import UNFINISHED, Page, memory_of, try_part
 _DAYS = 14
 _MOST = 500  # unfinished jobs that are counted
 _RECENT = 10
+_READ = 60  # newest rows, of which replicas are left out
 _ATTENTION = timedelta(days=1)  # how long a failed job needs attention
+_LONG = timedelta(minutes=30)  # after which a job that waits needs attention
+_IDLE = timedelta(minutes=15)  # after which GPUs that do nothing need attention
+_MOST_TOLD = 5  # jobs that wait, and nodes with idle GPUs
 _FULL = 0.8  # the used share of a budget from which it needs attention
 
 
@@ -26,25 +32,54 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
     memory = memory_of(request)
     days = try_part(lambda: spending_by_day(client, memory, "project", now, _DAYS))
     budgets = memory.recall("budgets", lambda: try_part(lambda: list_budgets(client)).value or [])
-    failed = client.jobs(phases=("failed",), limit=_RECENT).jobs
+    failed = client.jobs(phases=("failed",), limit=_RECENT, arrays=True).jobs
+    services = try_part(lambda: list_named_services(client)).value
     return Page(
         "Overview",
         "overview.html",
         {
             "counts": {phase: counts[phase] for phase in UNFINISHED},
             "is_cut": bool(unfinished.cursor),
-            "recent": client.jobs(limit=_RECENT).jobs,
+            "recent": _list_recent(client, services or []),
             "failed": [each for each in failed if each.since > now - _ATTENTION],
+            "waiting": [each for each in unfinished.jobs if _waits_long(each, now)][:_MOST_TOLD],
+            "idle": [each for each in nodes if _is_idle(each)][:_MOST_TOLD],
+            "gpus": _count_gpus(nodes),
             "nodes": len(nodes),
             "rate_micros": sum(each.rate_micros_per_hour for each in nodes),
             "days": days,
             "spent_micros": total_of(days.value) if days.value else 0,
             "chart": charts.stacked_days(days.value) if days.value else None,
             "budgets": [each for each in budgets if _is_full(each)],
-            "services": try_part(lambda: list_named_services(client)).value,
+            "services": services,
             "problem": _find_problem(client),
         },
     )
+
+
+def _list_recent(client: ApiClient, services: Sequence[NamedService]) -> Sequence[JobListing]:
+    """Return the newest jobs: an array is one row, and services have rows of their own."""
+    replicas = {replica.job for service in services for replica in service.replicas}
+    found = client.jobs(limit=_READ if replicas else _RECENT, arrays=True).jobs
+    return [each for each in found if each.id not in replicas][:_RECENT]
+
+
+def _waits_long(job: JobListing, now: datetime) -> bool:
+    return job.phase == "queued" and not job.held and job.since <= now - _LONG
+
+
+def _is_idle(node: NodeListing) -> bool:
+    """Return whether a node's GPUs have done nothing for long, as its agent tells."""
+    return node.telemetry.get("gpu_idle_s", 0.0) >= _IDLE.total_seconds()
+
+
+def _count_gpus(nodes: Sequence[NodeListing]) -> Mapping[str, float]:
+    """Return how many GPUs of each kind are in use now, the most first."""
+    counts = Counter[str]()
+    for each in nodes:
+        if each.accelerator:
+            counts[each.accelerator] += each.accelerator_count  # type: ignore[assignment]
+    return dict(counts.most_common())
 
 
 def _find_problem(client: ApiClient) -> str:

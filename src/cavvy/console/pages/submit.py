@@ -286,8 +286,8 @@ def _plan(client: ApiClient, request: Request, draft: _Draft, verdict: _Verdict)
 
 
 def _list_prices(client: ApiClient, draft: _Draft, verdict: _Verdict) -> Sequence[OfferView]:
-    """Return what the catalog lists for the first task, whoever has set up its provider: people who
-    only look see what the task would cost."""
+    """Return what the catalog lists for the first task, of all providers, so that people who
+    have set none up see what the task would cost."""
     wanted = verdict.tasks[0].task.resources
     gpu = format_need(wanted.accelerators[0]) if wanted.accelerators else ""
     asked = {"gpu": gpu, "region": next(iter(wanted.regions), ""), "spot": wanted.spot}

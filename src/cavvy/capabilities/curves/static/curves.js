@@ -16,6 +16,7 @@
   const color = (name) => style.getPropertyValue(name).trim();
   const state = read();
   const charts = new Map(); // by name
+  const runs = JSON.parse(root.dataset.runs || "{}"); // by the label of their line: path, and live
   let marks = [];
   let isLive = root.dataset.running === "true";
   let touched = performance.now();
@@ -86,12 +87,27 @@
       this.figure.className = "chart curve-chart";
       const title = document.createElement("figcaption");
       title.textContent = name;
+      const save = document.createElement("span");
+      save.className = "curve-save";
+      for (const kind of ["CSV", "PNG", "SVG"]) {
+        const button = document.createElement("button");
+        button.type = "button";
+        button.className = "quiet";
+        button.textContent = kind;
+        button.setAttribute("aria-label", `Save ${name} as ${kind}`);
+        button.addEventListener("click", () => this.save(kind.toLowerCase()));
+        save.append(button);
+      }
       this.place = document.createElement("div");
       this.place.setAttribute("role", "img");
       this.place.setAttribute("aria-label", name);
       this.place.style.minHeight = `${CHART_PX + 30}px`;
       this.values = document.createElement("details");
-      this.figure.append(title, this.place, this.values);
+      this.run = document.createElement("p"); // the run that was clicked
+      this.run.className = "links";
+      this.run.hidden = true;
+      this.run.setAttribute("role", "status");
+      this.figure.append(title, this.place, this.run, save, this.values);
       this.plot = null;
       this.shape = "";
     }
@@ -177,7 +193,12 @@
             },
           ],
           draw: [(plot) => drawMarks(plot)],
-          ready: [(plot) => plot.over.addEventListener("dblclick", () => zoom(null, null))],
+          ready: [
+            (plot) => {
+              plot.over.addEventListener("dblclick", () => zoom(null, null));
+              plot.over.addEventListener("click", () => this.choose());
+            },
+          ],
         },
       };
     }
@@ -212,11 +233,127 @@
       this.values.querySelector("tbody").replaceChildren(...rows);
     }
 
+    // Saves what the chart shows: its points, or its picture.
+    async save(kind) {
+      if (this.plot === null) return;
+      let data;
+      if (kind === "csv") data = new Blob([this.toCsv()], { type: "text/csv" });
+      else if (kind === "svg") data = new Blob([toSvg(this.plot, this.name)], { type: "image/svg+xml" });
+      else data = await toPng(this.plot, this.name);
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(data);
+      link.download = `${this.name.replace(/[^\w.-]+/g, "_")}.${kind}`;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+    }
+
+    toCsv() {
+      const rows = [["line", UNITS[state.by], "value", "lowest", "highest"]];
+      for (const line of this.lines) {
+        for (const [at, x] of line.x.entries()) {
+          if (line.y[at] !== null) rows.push([line.label, x, line.y[at], line.low?.[at] ?? "", line.high?.[at] ?? ""]);
+        }
+      }
+      return rows.map((row) => row.map(quote).join(",")).join("\r\n") + "\r\n";
+    }
+
+    // Names the run whose line is nearest to the pointer, with what can be done with it.
+    choose() {
+      const { top, idx } = this.plot.cursor;
+      if (idx === null || idx === undefined || Object.keys(runs).length === 0) return;
+      let [best, nearest] = [null, 30];
+      for (const [number, series] of this.plot.series.entries()) {
+        const value = this.plot.data[number][idx];
+        if (number === 0 || !series.show || !(series.label in runs) || value === null || value === undefined) continue;
+        const distance = Math.abs(this.plot.valToPos(value, "y") - top);
+        if (distance < nearest) [best, nearest] = [series.label, distance];
+      }
+      if (best !== null) showRun(this.run, best);
+    }
+
     // Shows another part of the axis with the points that are here, until finer ones come.
     move() {
       const [xs] = this.plot?.data ?? [[]];
       if (xs.length > 0) this.plot.setScale("x", { min: xs[0], max: xs.at(-1) }); // `range` cuts it
     }
+  }
+
+  function quote(value) {
+    let text = String(value);
+    if (/^[=+@\t\r-]/.test(text) && Number.isNaN(Number(text))) text = `'${text}`; // no formula of a table program
+    return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  }
+
+  function escape(text) {
+    return String(text).replace(/[&<>"]/g, (each) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[each]);
+  }
+
+  // The lines of a chart as paths, with the names of the lines and the ends of the axes.
+  function toSvg(plot, name) {
+    const [left, top, width, height] = [64, 28, plot.over.clientWidth, plot.over.clientHeight];
+    const shown = [...plot.series.entries()].filter(([number, each]) => number > 0 && each.show);
+    const paths = shown.map(([number, each]) => {
+      let pen = "M";
+      const points = plot.data[0].map((x, at) => {
+        const y = plot.data[number][at];
+        if (y === null || y === undefined) return y === null ? ((pen = "M"), "") : "";
+        const text = `${pen}${(left + plot.valToPos(x, "x")).toFixed(1)} ${(top + plot.valToPos(y, "y")).toFixed(1)}`;
+        pen = "L";
+        return text;
+      });
+      const stroke = typeof each.stroke === "function" ? each.stroke(plot, number) : each.stroke;
+      return `<path d="${points.join("")}" fill="none" stroke="${escape(stroke)}" stroke-width="${each.width}" opacity="${each.alpha ?? 1}"/>`;
+    });
+    const names = shown.slice(0, MOST_NAMED).map(([number, each], at) => {
+      const stroke = typeof each.stroke === "function" ? each.stroke(plot, number) : each.stroke;
+      return `<text x="${left}" y="${top + height + 40 + 16 * at}" fill="${escape(stroke)}">${escape(each.label)}</text>`;
+    });
+    const { x, y } = plot.scales;
+    const ends = [
+      `<text x="${left}" y="${top + height + 18}">${escape(showX(x.min))}</text>`,
+      `<text x="${left + width}" y="${top + height + 18}" text-anchor="end">${escape(showX(x.max))}</text>`,
+      `<text x="${left - 6}" y="${top + 10}" text-anchor="end">${escape(show(y.max))}</text>`,
+      `<text x="${left - 6}" y="${top + height}" text-anchor="end">${escape(show(y.min))}</text>`,
+    ];
+    const size = `width="${left + width + 16}" height="${top + height + 48 + 16 * names.length}"`;
+    const frame = `<rect x="${left}" y="${top}" width="${width}" height="${height}" fill="none" stroke="#8888"/>`;
+    const ground = `<rect width="100%" height="100%" fill="${escape(color("--page") || "#fff")}"/>`;
+    return `<svg xmlns="http://www.w3.org/2000/svg" ${size} font-family="system-ui, sans-serif" font-size="12" fill="${escape(color("--text") || "#222")}">${ground}<text x="${left}" y="18" font-size="14">${escape(name)}</text>${frame}${paths.join("")}${ends.join("")}${names.join("")}</svg>`;
+  }
+
+  // The canvas of a chart on the ground of the page, with its name.
+  function toPng(plot, name) {
+    const from = plot.ctx.canvas;
+    const canvas = document.createElement("canvas");
+    const head = 28 * devicePixelRatio;
+    [canvas.width, canvas.height] = [from.width, from.height + head];
+    const context = canvas.getContext("2d");
+    context.fillStyle = color("--page") || "#fff";
+    context.fillRect(0, 0, canvas.width, canvas.height);
+    context.fillStyle = color("--text") || "#222";
+    context.font = `${14 * devicePixelRatio}px system-ui, sans-serif`;
+    context.fillText(name, 12 * devicePixelRatio, 19 * devicePixelRatio);
+    context.drawImage(from, 0, head);
+    return new Promise((done) => canvas.toBlob(done, "image/png"));
+  }
+
+  // A run's name, and a button that stops it.
+  function showRun(place, label) {
+    const { path, live } = runs[label];
+    const link = document.createElement("a");
+    link.href = path;
+    link.textContent = label;
+    place.replaceChildren(link);
+    if (live) {
+      const form = document.createElement("form");
+      [form.method, form.action, form.className] = ["post", `${path}/stop`, "curve-stop"];
+      form.dataset.confirm = `Stop the job ${label}?`;
+      const button = document.createElement("button");
+      [button.className, button.textContent] = ["bad", "Stop"];
+      form.append(button);
+      place.append(" ", form);
+    }
+    place.hidden = false;
   }
 
   function spread(low, high) {
@@ -232,6 +369,7 @@
     context.fillStyle = color("--faint");
     context.setLineDash([4, 4]);
     context.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    let named = -Infinity; // where the last text stands
     for (const { x, text } of marks) {
       if (x < plot.scales.x.min || x > plot.scales.x.max) continue;
       const at = Math.round(plot.valToPos(x, "x", true));
@@ -239,6 +377,8 @@
       context.moveTo(at, plot.bbox.top);
       context.lineTo(at, plot.bbox.top + plot.bbox.height);
       context.stroke();
+      if (Math.abs(at - named) < 70 * devicePixelRatio) continue;
+      named = at;
       const isRight = at > plot.bbox.left + plot.bbox.width * 0.7;
       context.textAlign = isRight ? "right" : "left";
       context.fillText(text, isRight ? at - 4 : at + 4, plot.bbox.top + 12 * devicePixelRatio);
