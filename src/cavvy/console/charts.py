@@ -463,7 +463,12 @@ def _path_of(
             is_drawn = False
             continue
         x, y = across(line.start_s + number * line.step_s), down(value)
-        parts.append(f"{'L' if is_drawn else 'M'}{x:g} {y:g}" + ("" if is_drawn else "h0.1"))
+        length = "h0.1"
+        if not is_drawn and all(each is None for each in values[number + 1 : number + 2]):
+            # a value alone is seen as a line as long as its time
+            step = across(line.start_s + line.step_s) - across(line.start_s)
+            length = f"h{max(0.1, min(CURVE_PX - x, step)):g}"
+        parts.append(f"{'L' if is_drawn else 'M'}{x:g} {y:g}" + ("" if is_drawn else length))
         is_drawn = True
     return "".join(parts)
 
@@ -492,7 +497,9 @@ def _moment_marks(first: float, last: float, begin: datetime | None) -> list[Mar
         moment = ""
         if begin is not None:
             when = (begin + timedelta(seconds=at)).astimezone(UTC)
-            label = f"{when:%d %b}" if step >= 86400 else f"{when:%H:%M}"
+            label = (
+                f"{when:%d %b}" if step >= 86400 else f"{when:{'%H:%M' if step >= 60 else '%T'}}"
+            )
             moment = when.isoformat(timespec="seconds") if step < 86400 else ""
         marks.append(Mark(_percent((at - first) / span), label, moment))
         number += 1

@@ -54,6 +54,7 @@ def _environment() -> Environment:
         ago=show_ago,
         span=show_span,
         percent=show_percent,
+        code=show_code,
         log=show_log,
         passed=show_passed,
         placement=read_placement,
@@ -76,6 +77,17 @@ def _read_own(name: str) -> str | None:
 
 def show_money(micros: int | None) -> str:
     return "–" if micros is None else format_usd(Money(micros))
+
+
+def show_code(text: str) -> Markup:
+    """Return a sentence in which what stands between backticks is code."""
+    parts = [escape(each) for each in text.split("`")]
+    if len(parts) % 2 == 0:
+        return escape(text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(each) if number % 2 else each
+        for number, each in enumerate(parts)
+    )
 
 
 def show_price(micros: int | None) -> str:

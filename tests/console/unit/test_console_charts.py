@@ -124,6 +124,14 @@ def test_curves_have_gaps_bands_and_a_summary() -> None:
     assert chart.lines == [("rank 0", "1%", "2%", "4%", "2%")]
 
 
+def test_the_chart_of_a_short_job_has_content() -> None:
+    """A job of a few seconds has one value, which is drawn as long as its minute."""
+    chart = charts.curves([charts.Line("node 0", 0, 60, [40.0])], "cpu_percent", NOW)
+    assert chart is not None
+    assert "h1000" in chart.curves[-1].path
+    assert len({each.label for each in chart.marks}) == len(chart.marks)
+
+
 def test_curves_of_several_lines_have_colors_and_lengths_of_time() -> None:
     lines = [charts.Line(f"job {each}", each * 60.0, 60, [1000.0, 1001.0]) for each in range(2)]
     chart = charts.curves(lines, "loss")

@@ -20,7 +20,7 @@ from tests.console.unit.test_console_team import answers as team_answers
 import cavvy
 from cavvy.client import wire
 from cavvy.console.charts import timeline
-from cavvy.console.render import show_latency
+from cavvy.console.render import show_code, show_latency
 
 CSS = (files("cavvy.console") / "static/console.css").read_text()
 ROOM = Path(cavvy.__file__).parent
@@ -255,3 +255,16 @@ def test_the_spending_can_be_read_without_seeing_it() -> None:
 )
 def test_short_times_are_shown_exactly(seconds: float | None, shown: str) -> None:
     assert show_latency(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("run `cavvy <up>` now", "run <code>cavvy &lt;up&gt;</code> now"),
+        ("`a` or `b`", "<code>a</code> or <code>b</code>"),
+        ("one ` alone <b>", "one ` alone &lt;b&gt;"),
+        ("", ""),
+    ],
+)
+def test_what_stands_between_backticks_is_code(text: str, shown: str) -> None:
+    assert show_code(text) == shown

@@ -248,7 +248,8 @@ def test_the_overview_names_jobs_that_wait_long_and_idle_gpus() -> None:
 
 
 def test_an_array_is_one_row_of_the_overview_and_a_service_too() -> None:
-    array = listing("sweep", phase="running", members={"running": 2, "done": 28})
+    members = {"running": 2, "done": 28}
+    array = listing("sweep", phase="running", members=members, reason="2 running, 28 done")
     failed = listing("worse", phase="failed", members={"failed": 3, "done": 1}, since=NOW)
     asking = CannedClient(everything(**{"/v1/jobs": jobs_by_phase(array, failed)}))
     text = sign_in(asking).get("/").text

@@ -34,7 +34,10 @@ function showLocalTimes(part) {
     else each.title = local;
   }
   for (const each of part.querySelectorAll("[data-moment]")) {
-    each.textContent = new Date(each.dataset.moment).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+    const [one, two] = each.parentNode.querySelectorAll("[data-moment]");
+    const isClose = two !== undefined && Date.parse(two.dataset.moment) - Date.parse(one.dataset.moment) < 60000;
+    const shape = { hour: "2-digit", minute: "2-digit", ...(isClose ? { second: "2-digit" } : {}) };
+    each.textContent = new Date(each.dataset.moment).toLocaleTimeString([], shape);
   }
 }
 
