@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ _LARGEST = 1e100  # of what a band shows: a mean of larger numbers may be none
 _LONGEST_RANK = 10  # digits; Python reads no number of thousands
 _KEPT_S = 1.5  # so that all viewers of a job are answered by one look into the database
 _NAMES_KEPT_S = 4.0
+_ENDED_KEPT_S = 15.0  # of a job that has ended, which changes only if it is queued again
 _DIGITS = 6
 _MARKED = ("checkpoint", "straggler")  # kinds of events
 _MOST_MARKS = 60
@@ -183,7 +185,10 @@ def read_group_data(
 
 def list_events(client: ApiClient, request: Request, job: JobDetail) -> Sequence[EventView]:
     """Return the newest events of a job, some of which are marks of charts. Raises ApiError."""
-    return read_newest_events(client, memory_of(request), job.project, job.id)
+    memory, key = memory_of(request), ("curve-events", job.id)
+    kept_s = _KEPT_S if job.phase in UNFINISHED else _ENDED_KEPT_S
+    read = partial(read_newest_events, client, memory, job.project, job.id)
+    return memory.recall(key, read, kept_s)
 
 
 def list_names(client: ApiClient, request: Request, job: JobDetail) -> Sequence[str]:
@@ -191,7 +196,7 @@ def list_names(client: ApiClient, request: Request, job: JobDetail) -> Sequence[
     found = memory_of(request).recall(
         ("curve-names", job.id),
         lambda: read_curve_names(client, job.project, job.id).names,
-        _NAMES_KEPT_S,
+        _NAMES_KEPT_S if job.phase in UNFINISHED else _ENDED_KEPT_S,
     )
     return sorted(found, key=prominence)
 
@@ -297,11 +302,12 @@ def _short(value: float) -> float | int:
 
 
 def _find_job(client: ApiClient, request: Request, project: str, name: str) -> JobDetail:
-    return memory_of(request).recall(
-        ("curve-job", project, name),
-        lambda: client.ask(job_path(project, name), JobDetail),
-        _KEPT_S,
-    )
+    memory, key = memory_of(request), ("curve-job", project, name)
+    job = memory.find(key)
+    if not isinstance(job, JobDetail):
+        job = client.ask(job_path(project, name), JobDetail)
+        memory.keep(key, job, _KEPT_S if job.phase in UNFINISHED else _ENDED_KEPT_S)
+    return job
 
 
 def read_axis(request: Request, attempts: Sequence[AttemptView], now: datetime) -> Axis:
