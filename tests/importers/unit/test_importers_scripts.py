@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from cavvy.capabilities.importers.scripts import is_script, read_script
 from cavvy.cli.main import cli
+from cavvy.task_files import load_script
 
 HEAD = '# /// script\n# dependencies = [\n#   "numpy>=2",\n#   "a b",\n# ]\n# ///\n'
 DISTRIBUTED = "import torch.distributed as dist\ndist.init_process_group()\n"
@@ -152,3 +153,24 @@ def test_the_commands_take_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     make(tmp_path / "repo/bad.py", f"{HEAD}x = 1\n{HEAD}")
     result = CliRunner().invoke(cli, ["plan", "bad.py"])
     assert (result.exit_code, "appears twice" in result.output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("#BSUB -n 4\n./a\n", "lines of #BSUB are for LSF"),
+        ("#$ -cwd\n./a\n", "lines of #$ are for Grid Engine"),
+        ("#SBTACH --nodes=2\n./a\n", "may be meant as #SBATCH"),
+        ("A=1 \\\n  srun -n 2 ./a\n", "the script calls srun"),
+        ("# srun ./a\necho sbatch\n", ""),
+    ],
+)
+def test_what_a_plain_script_has_for_a_batch_system_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text(f"#!/bin/bash\n{lines}")
+    found = load_script(tmp_path / "run.sh", ())
+    assert found is not None
+    assert said in "\n".join(found.notes)
+    assert bool(said) == bool(found.notes)

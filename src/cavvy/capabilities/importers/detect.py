@@ -49,6 +49,7 @@ _SKYPILOT_NEEDS = _words(
     "autostop priority_class volumes priority"
 )
 _SKYPILOT_VOLUMES = ("k8s-pvc", "k8s-hostpath", "runpod-network-volume")
+_OF_ACCELERATE = _words("distributed_type compute_environment num_processes mixed_precision")
 _DSTACK = ("task", "service", "dev-environment", "fleet", "volume", "gateway", "preset")
 _DSTACK_KEYS = _words(
     "commands python ports backends spot_policy max_duration ide replicas port model ssh_config "
@@ -209,6 +210,21 @@ def refuse_compose(source: TaskSource) -> None:
         first = SourceMark(line=1, column=1)
         notes.add(first, message, expected="a task file", suggestion=hint)
         notes.check()
+
+
+def refuse_accelerate(source: TaskSource) -> None:
+    """Raises SpecError if the text is a file of `accelerate config`, which names no script."""
+    for each in source.documents:
+        keys = {key.text for key, _ in each.entries} if isinstance(each, MapNode) else set[str]()
+        if len(keys & _OF_ACCELERATE) > 1 and not keys & {"run", "services"}:
+            notes = source.make_notes()
+            message = (
+                "the file is of `accelerate config`: it says how to launch a script, not which"
+            )
+            hint = f"`cavvy run {source.notes.file} -- train.py --lr 0.1`"
+            first = SourceMark(line=1, column=1)
+            notes.add(first, message, expected="a task file", suggestion=hint)
+            notes.check()
 
 
 def find_batch_system(text: str, dialect: Dialect | None) -> Dialect | None:

@@ -12,6 +12,7 @@ from cavvy.capabilities.importers.detect import (
     is_compose,
     name_reason,
     names_no_tool,
+    refuse_accelerate,
     refuse_compose,
 )
 from cavvy.capabilities.importers.dialects import Dialect
@@ -49,6 +50,7 @@ class ForeignReader:
         if system := find_batch_system(source.text, named):
             return _translate_script(system, source)
         refuse_compose(source)
+        refuse_accelerate(source)
         kind, why = _choose(source, named)
         if kind is Dialect.CAVVY:
             return None

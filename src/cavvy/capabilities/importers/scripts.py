@@ -1,5 +1,5 @@
-"""Makes a task of a script of Python or of a shell, a notebook, a Makefile or an MLflow project:
-its command, and how to install what it needs.
+"""Makes a task of a script of Python or of a shell, a notebook, a Makefile, an MLflow project or a
+file of `accelerate config`: its command, and how to install what it needs.
 
 `cavvy run train.py --gpu H100:8 -- --lr 0.1` runs `torchrun … train.py --lr 0.1` if the script uses
 `torch.distributed`, after the dependencies that the script states in its head (PEP 723), or that a
@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from shlex import join, quote
 from typing import Any
 
+from cavvy.capabilities.importers.accelerate_configs import is_accelerate_config, read_accelerate
 from cavvy.capabilities.importers.mlflow_projects import NAME as PROJECT
 from cavvy.capabilities.importers.mlflow_projects import read_project
 from cavvy.capabilities.importers.notebooks import SUFFIX, read_notebook
@@ -34,6 +35,19 @@ _TORCHRUN = (
 )
 _INTERPRETERS = {".py": "python3", ".sh": "bash", ".bash": "bash"}
 _MAKEFILES = ("Makefile", "makefile", "GNUmakefile")
+_OTHER_SYSTEMS = (
+    ("#BSUB", "LSF", re.compile(r"^#BSUB\s+-", re.MULTILINE)),
+    ("#$", "Grid Engine", re.compile(r"^#\$\s+-[a-zA-Z]", re.MULTILINE)),
+    ("#COBALT", "Cobalt", re.compile(r"^#COBALT\s+-", re.MULTILINE)),
+    ("#PJM", "a Fujitsu system", re.compile(r"^#PJM\s+-", re.MULTILINE)),
+    ("#OAR", "OAR", re.compile(r"^#OAR\s+-", re.MULTILINE)),
+    (
+        "#SBTACH",
+        "nothing, and may be meant as #SBATCH",
+        re.compile(r"^#(?!SBATCH)SB[TACH]{4}\s+-", re.MULTILINE),
+    ),
+)
+_OF_SLURM = re.compile(r"^[ \t]*(?:\w+=\S*[ \t\\\n]+)*(srun|sbatch|salloc|squeue)\b", re.MULTILINE)
 _DIRECTIVES = re.compile(r"^#(SBATCH|PBS)\s", re.MULTILINE)
 
 
@@ -45,6 +59,8 @@ def is_script(path: Path, text: str) -> bool:
     found = _DIRECTIVES.search(text)
     if found and (first.startswith("#!") or (found[1] == "PBS" and text.lstrip().startswith("#"))):
         return False
+    if path.suffix in (".yaml", ".yml", ".json"):
+        return is_accelerate_config(text)
     known = path.suffix in (*_INTERPRETERS, SUFFIX) or path.name in (*_MAKEFILES, PROJECT)
     return known or (first.startswith("#!") and "cavvy" not in first and not _looks_like_yaml(path))
 
@@ -71,6 +87,14 @@ def read_script(
         if folder != path.parent or folder != here:
             keys["workdir"] = str(path.parent)
         return ScriptTask(keys={**keys, **found}, notes=(*notes, *said))
+    if suffix in (".yaml", ".yml", ".json"):
+        found, said = read_accelerate(path, name, text, arguments)
+        script = here / arguments[0]
+        if script.suffix == ".py" and script.is_file():
+            setup = _find_setup(script, script.read_text("utf-8"), here, notes)
+            found |= {"setup": setup} if setup else {}
+        return ScriptTask(keys={**keys, **found}, notes=(*notes, *said))
+    notes += _list_unread(text)
     command = [*_find_interpreter(path, suffix, text), name, *arguments]
     if command[0] == "python3":
         if processes > 1 and _DISTRIBUTED.search(text) and not _SPAWNS.search(text):
@@ -83,6 +107,22 @@ def read_script(
             keys["setup"] = setup
     keys.setdefault("run", f"exec {join(command)}")
     return ScriptTask(keys=keys, notes=tuple(notes))
+
+
+def _list_unread(text: str) -> list[str]:
+    """Say what a script has for a batch system that is not read, or not by a plain script."""
+    notes = [
+        f"lines of {word} are for {system}, and are not read: options such as --gpu, --cpu and "
+        "--array say what the job needs"
+        for word, system, pattern in _OTHER_SYSTEMS
+        if pattern.search(text)
+    ]
+    if found := _OF_SLURM.search(text):
+        notes.append(
+            f"the script calls {found[1]}, which only batch scripts find: --as slurm reads it as "
+            "one of Slurm"
+        )
+    return notes
 
 
 def _looks_like_yaml(path: Path) -> bool:

@@ -373,8 +373,10 @@ def read_script_task(
     """Return the task of a script of Python or of a shell, as the text of a task file, or None if
     the file is none. `words` are the script's arguments.
     """
-    if file is None or file == "-" or file.endswith((".yaml", ".yml")) or not os.path.isfile(file):
+    if file is None or file == "-" or not os.path.isfile(file):
         return None
+    if file.endswith((".yaml", ".yml")) and not words:
+        return None  # a task file; with words, one that says how to launch them may be meant
     from cavvy.task_files import load_script
 
     gpus = overrides.get("resources", {}).get("gpu") or []
