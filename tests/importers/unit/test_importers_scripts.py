@@ -160,7 +160,8 @@ def test_the_commands_take_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         ("#BSUB -n 4\n./a\n", "lines of #BSUB are for LSF"),
         ("#$ -cwd\n./a\n", "lines of #$ are for Grid Engine"),
-        ("#SBTACH --nodes=2\n./a\n", "may be meant as #SBATCH"),
+        ("#SBTACH --nodes=2\n./a\n", "#SBATCH may be meant"),
+        ('id="$(sbatch a.sh)"\n', "the script calls sbatch"),
         ("A=1 \\\n  srun -n 2 ./a\n", "the script calls srun"),
         ("# srun ./a\necho sbatch\n", ""),
     ],

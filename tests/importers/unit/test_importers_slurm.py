@@ -17,6 +17,7 @@ from cavvy.agent.work.reaper import list_children
 from cavvy.capabilities.importers.slurm import node_tools
 from cavvy.capabilities.importers.slurm.directives import read_minutes
 from cavvy.domain.tasks import AcceleratorNeed, IndexRange, TaskSpec
+from cavvy.domain.values import replace
 from cavvy.spec import SpecError
 from cavvy.task_files import ReadOptions, parse_file, parse_task
 
@@ -77,6 +78,7 @@ def test_the_rest_of_a_script() -> None:
     assert (task.retry.preemption, task.retry.node) == (0, 0)
     assert (task.env, task.grace) == ({"A": "1"}, timedelta(seconds=300))
     assert task.image == "nvcr.io/nvidia/x:1"
+    assert read("-t 0:0:1").limits.duration == timedelta(minutes=1)  # sbatch rounds up
     again = read("-t 60", commands='scontrol requeue "$SLURM_JOB_ID"\n')
     assert again.limits.duration is None  # each run has its time anew
 
@@ -195,10 +197,16 @@ def test_mistakes_of_srun(words: list[str]) -> None:
         node_tools.parse_step(words)
 
 
-def run_script(folder: Path, lines: str, commands: str, **variables: str) -> tuple[int, str]:
-    """Run a script on this machine as a node does."""
+def run_script(
+    folder: Path, lines: str, commands: str, time_s: int = 0, **variables: str
+) -> tuple[int, str]:
+    """Run a script on this machine as a node does; `time_s` is its time instead of a minute."""
     folder.mkdir(exist_ok=True)
     ready = parse_task(f"{HEAD}{lines}\n{commands}", file="job.sbatch")
+    if time_s:
+        run = ready.run.replace('"time_s": 60,', f'"time_s": {time_s},')
+        assert run != ready.run
+        ready = replace(ready, run=run)
     env = {
         **{name: value for name, value in os.environ.items() if not name.startswith("SLURM_")},
         **{"CAVVY_JOB_ID": "j", "CAVVY_ATTEMPT": "1", "NODE_RANK": "0", "NNODES": "1"},
@@ -258,19 +266,21 @@ def test_the_time_of_a_script_ends_it_after_its_signal(tmp_path: Path) -> None:
     """`--signal` says how long before the end the script is warned."""
     code, said = run_script(
         tmp_path,
-        "#SBATCH -t 0:01 --signal=B:USR1@1",
+        "#SBATCH -t 1 --signal=B:USR1@1",
         "trap 'echo warned; exit 3' USR1\nfor i in $(seq 3000); do sleep 0.02; done\n",
+        1,
     )
     assert (code, said) == (3, "warned\n")
-    code, said = run_script(tmp_path, "#SBATCH -t 0:01", "srun sleep 60\necho on\n")
+    code, said = run_script(tmp_path, "#SBATCH -t 1", "srun sleep 60\necho on\n", 1)
     assert code == 143
     assert "DUE TO TIME LIMIT" in said
     assert "on\n" not in said
     # the work is not complete, although its script says so
     code, said = run_script(
         tmp_path,
-        "#SBATCH -t 0:01",
+        "#SBATCH -t 1",
         "trap 'exit 0' TERM\nfor i in $(seq 3000); do sleep 0.02; done\n",
+        1,
     )
     assert code == 143
 

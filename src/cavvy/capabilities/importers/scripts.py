@@ -43,11 +43,14 @@ _OTHER_SYSTEMS = (
     ("#OAR", "OAR", re.compile(r"^#OAR\s+-", re.MULTILINE)),
     (
         "#SBTACH",
-        "nothing, and may be meant as #SBATCH",
+        "nothing (#SBATCH may be meant)",
         re.compile(r"^#(?!SBATCH)SB[TACH]{4}\s+-", re.MULTILINE),
     ),
 )
-_OF_SLURM = re.compile(r"^[ \t]*(?:\w+=\S*[ \t\\\n]+)*(srun|sbatch|salloc|squeue)\b", re.MULTILINE)
+_OF_SLURM = re.compile(
+    r"(?:^[ \t]*(?:\w+=\S*[ \t\\\n]+)*|^[^#\n]*(?:\$\(|`)[ \t]*)(srun|sbatch|salloc|squeue)\b",
+    re.MULTILINE,
+)
 _DIRECTIVES = re.compile(r"^#(SBATCH|PBS)\s", re.MULTILINE)
 
 

@@ -82,7 +82,9 @@ def read_service(name: str, table: MapNode, mark: SourceMark, reader: ComposeRea
     _sort_keys(name, table, reader)
     image, build = reader.text(table.get("image")), _read_build(table.get("build"), reader)
     if not image and build is None:
-        reader.notes.add(mark, f"{name} has neither `image` nor `build`")
+        hint = "join a file that changes another one first: `docker compose -f A -f B config`"
+        message = f"{name} has neither `image` nor `build`"
+        reader.notes.add(mark, message, suggestion=hint)
     volumes = [*_read_volumes(name, table, reader)]
     files = read_files(name, table, reader)
     volumes += files.volumes

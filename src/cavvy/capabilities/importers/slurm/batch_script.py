@@ -307,7 +307,7 @@ class _ScriptReader:
         if len(self._notes):
             return None, {}
         ahead = warning["seconds"] if warning else 0
-        limit = round(minutes * 60) if minutes else 0
+        limit = ceil(minutes) * 60 if minutes else 0  # sbatch rounds up to minutes
         # A script that requeues itself has its time anew in each run, which `node_tools` measures.
         ends = "scontrol requeue" not in text and "requeue" not in self._found
         task = TaskSpec(
