@@ -147,6 +147,7 @@ OTHERS = {
     ("tutorials/money.md", "# plan.yaml"): "a plan of costs, which the tour reads",
     ("guides/ssh-hosts.md", "# inventory"): "the inventory of hosts",
     ("extend/write-a-provider.md", "[project.entry"): "a pyproject.toml",
+    ("guides/from-slurm.md", "executor = submitit"): "needs submitit",
     ("tutorials/first-job.md", "# wrong.yaml"): "wrong on purpose, as its test sees",
 }
 
