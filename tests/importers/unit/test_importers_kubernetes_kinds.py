@@ -116,7 +116,7 @@ def test_a_ray_job() -> None:
 
 def run_ray(task: TaskSpec, rank: int) -> list[list[str]]:
     """The calls of a `ray` that does nothing, in the run of a task."""
-    ray = "ray() { printf '%s\\0' \"$@\" END; }\npython3() { :; }\n"
+    ray = "ray() { printf '%s\\0' \"$@\" END; [ $1 != health-check ]; }\npython3() { :; }\n"
     env = {**os.environ, "MASTER_ADDR": "h", "NNODES": "3", "NODE_RANK": str(rank)}
     done = subprocess.run(
         ["sh", "-c", ray + task.run.replace(">/dev/null 2>&1", "")],
@@ -126,6 +126,30 @@ def run_ray(task: TaskSpec, rank: int) -> list[list[str]]:
         check=True,
     )
     return [call.strip("\0").split("\0") for call in done.stdout.split("END\0") if call]
+
+
+def add_to_pod(key: str, **container: str) -> dict[str, Any]:
+    made = make_workers()
+    made["template"]["spec"].setdefault(key, []).append(container)
+    return made
+
+
+def add_env(value: str) -> dict[str, Any]:
+    made = make_workers()
+    made["template"]["spec"]["containers"][0]["env"] = [{"name": "A", "value": value}]
+    return made
+
+
+def test_several_groups_of_ray_workers_start_with_their_own_options() -> None:
+    few = {**make_group("few", {"limits": {"cpu": 8}}, **{"num-gpus": "0"}), "replicas": 2}
+    few["template"]["spec"]["initContainers"] = [{"name": "w", "command": ["nslookup", "head"]}]
+    made = make_ray(few, make_workers(replicas=1), kind="RayCluster")
+    task = read(made)
+    assert (task.nodes, task.resources.cpus_min) == (4, 8)
+    assert [each.count_min for each in task.resources.accelerators] == [1]
+    for rank, said in ((1, "--num-gpus=0"), (2, "--num-gpus=0"), (3, "--num-gpus=1")):
+        assert run_ray(task, rank=rank)[0] == ["start", "--address", "h:6379", said]
+    assert any("initContainers.w" in each.key for each in find(made).kept)
 
 
 def test_a_ray_cluster_stays_until_it_is_stopped() -> None:
@@ -239,7 +263,9 @@ def test_an_inference_service_of_an_image() -> None:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
-        (make_ray(make_workers(), make_workers()), "expected one group of workers"),
+        (make_ray(add_to_pod("containers", name="log")), "a node runs one container"),
+        (make_ray(add_to_pod("initContainers", name="clone")), "put its work into the image"),
+        (make_ray(add_env("1"), add_env("2")), "other values of A"),
         (make_ray(make_workers(numOfHosts=2)), "numOfHosts"),
         (make_ray(make_workers(), entrypoint=""), "spec.entrypoint"),
         (make_ray(make_workers(), clusterSelector={"a": "b"}), "clusterSelector"),

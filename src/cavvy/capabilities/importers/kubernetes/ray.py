@@ -5,6 +5,7 @@ What the operator does is in https://docs.ray.io/en/latest/cluster/kubernetes.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from shlex import quote
 from typing import Any
@@ -78,7 +79,7 @@ _OURS = ("dashboard-host", "block", "address", "port", "head", "node-ip-address"
 _RUN = """\
 export RAY_ADDRESS="$MASTER_ADDR:6379" PYTHONUNBUFFERED=1
 if [ "$NODE_RANK" != 0 ]; then
-  until ray start --address "$RAY_ADDRESS" {worker}>/dev/null 2>&1; do sleep 2; done
+{choose}  until ray start --address "$RAY_ADDRESS" {worker}>/dev/null 2>&1; do sleep 2; done
   while ray health-check --address "$RAY_ADDRESS" >/dev/null 2>&1; do sleep 5; done
   exit 0
 fi
@@ -122,16 +123,13 @@ def read_ray(job: JobObject, read_pod: PodReader, kept: TranslationNotes) -> Tas
     workers: Sequence[Values] = cluster.get("workerGroupSpecs") or ()
     for key, group in (("headGroupSpec", head), *(("workerGroupSpecs", each) for each in workers)):
         keep_table(job.mark, group, _OF_GROUP, f"{where}.{key}", kept)
-    if len(workers) > 1:
-        reason = "all nodes of a job are alike; expected one group of workers"
-        kept.refuse(job.mark, f"{where}.workerGroupSpecs", reason)
-    group = workers[0] if workers else {}
-    task = read_pod(job, _join_pods(job, head, group, where, kept), kept)
+    task = read_pod(job, _join_pods(job, head, workers, where, kept), kept)
     if task is None:
         return None
     run = task.run.removesuffix(_NO_COMMAND)  # what comes before it: files, init containers
-    run += _RUN.format(head=_write_params(head), worker=_write_params(group))
-    count = _count(group) if workers else 0
+    choose, of_worker = _write_groups(workers)
+    run += _RUN.format(head=_write_params(head), choose=choose, worker=of_worker)
+    count = sum(map(_count, workers))
     if job.kind == "RayJob":
         run += _WAIT if count else ""
         run += _SUBMIT.format(
@@ -146,15 +144,16 @@ _NO_COMMAND = "exec true"
 
 
 def _join_pods(
-    job: JobObject, head: Values, group: Values, where: str, kept: TranslationNotes
+    job: JobObject, head: Values, groups: Sequence[Values], where: str, kept: TranslationNotes
 ) -> Values:
     """Return the template of a pod that fits the head and the workers: the larger of what they
     need, since all nodes of a job are alike.
     """
-    first, *others = (at(each, "template") for each in (head, group) if each)
-    containers: list[Values] = [
-        (at(each, "spec").get("containers") or [{}])[0] for each in (first, *others)
-    ]
+    first, *others = (at(each, "template") for each in (head, *groups) if each)
+    containers: list[Values] = []
+    for each in (first, *others):
+        _sort_pod(job, at(each, "spec"), where, kept)
+        containers.append((at(each, "spec").get("containers") or [{}])[0])
     images = {str(each.get("image")) for each in containers}
     if len(images) > 1:
         reason = f"head and workers have different images ({' and '.join(sorted(images))}), and "
@@ -167,12 +166,16 @@ def _join_pods(
     for need in needs:
         for key, value in need.items():
             joined[key] = max(joined.get(key, value), value, key=_measure)
-    if len(needs) > 1 and needs[0] != needs[1]:
+    if any(need != needs[0] for need in needs):
         reason = "head and workers need different resources, and all nodes of a job are alike: "
         kept.note(job.mark, f"{where}.headGroupSpec", f"{reason}each gets the larger ones")
     env: dict[str, Any] = {}
     for each in containers:
-        env |= {str(entry.get("name")): entry for entry in each.get("env") or ()}
+        for entry in each.get("env") or ():
+            name = str(entry.get("name"))
+            if env.setdefault(name, entry) != entry:
+                reason = f"head and workers have other values of {name}; give it one name for each"
+                kept.refuse(job.mark, f"{where}.workerGroupSpecs.env.{name}", reason)
         for key in ("command", "args"):
             if each.get(key):
                 reason = "each node starts Ray itself; delete it"
@@ -199,7 +202,7 @@ def _join_pods(
     }
     pods = [at(each, "spec") for each in (first, *others)]
     merged = {**(pods[-1]), **(pods[0])}
-    labels = {**at(pods[0], "nodeSelector"), **at(pods[-1], "nodeSelector")}
+    labels = {key: value for pod in pods for key, value in at(pod, "nodeSelector").items()}
     return {
         **first,
         "spec": {
@@ -210,6 +213,20 @@ def _join_pods(
             "initContainers": None,
         },
     }
+
+
+def _sort_pod(job: JobObject, pod: Values, where: str, kept: TranslationNotes) -> None:
+    """Refuse what a node does not run beside Ray, and name what waits for the head."""
+    more: Sequence[Values] = (pod.get("containers") or ())[1:]
+    for each in more:
+        reason = "a node runs one container; write its commands into the image, or delete it"
+        kept.refuse(job.mark, f"{where}.containers.{each.get('name')}", reason)
+    for each in pod.get("initContainers") or ():
+        key, text = f"{where}.initContainers.{each.get('name')}", json.dumps(each, default=str)
+        if re.search(r"nslookup|health-check|wait", text):
+            kept.note(job.mark, key, "each node waits for the head itself")
+        else:
+            kept.refuse(job.mark, key, "put its work into the image, or into `inputs`")
 
 
 def _measure(value: object) -> float:
@@ -228,6 +245,19 @@ def _write_params(group: Values) -> str:
     given = at(group, "rayStartParams")
     words = (f"--{key}={quote(str(value))} " for key, value in given.items() if key not in _OURS)
     return "".join(words)
+
+
+def _write_groups(groups: Sequence[Values]) -> tuple[str, str]:
+    """Return the lines of a worker that choose its options of `ray start` by its rank, if several
+    groups have other ones, and the options."""
+    words = [_write_params(each) for each in groups]
+    if len({*words}) < 2:
+        return "", words[0] if words else ""
+    lines, last = "", 0
+    for group, params in zip(groups, words, strict=True):
+        last += _count(group)
+        lines += f'  {"el" if lines else ""}if [ "$NODE_RANK" -le {last} ]; then set -- {params}\n'
+    return f"{lines}  fi\n", '"$@" '
 
 
 def _read_runtime(job: JobObject, spec: Values, kept: TranslationNotes) -> str:
