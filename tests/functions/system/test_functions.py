@@ -480,6 +480,49 @@ def test_kept_calls_outlive_processes_the_job_and_the_server(home: Path, tmp_pat
         cavvy.FunctionCall.from_id(first.split()[0]).get(timeout=10)
 
 
+def test_dev_calls_main_again_when_a_file_is_saved(home: Path, tmp_path: Path) -> None:
+    app = tmp_path / "app.py"
+    app.write_text(
+        "import cavvy, helper, time\n"
+        "app = cavvy.App('saved')\n"
+        "@app.function(max_replicas=1)\n"
+        "def answer(): return helper.VALUE\n"
+        "@app.main()\n"
+        "def main(wait: float = 0.0):\n"
+        "    print(answer.remote(), flush=True)\n"
+        "    time.sleep(wait)\n"
+    )
+    helper = tmp_path / "helper.py"
+    helper.write_text("VALUE = 1\n")
+    command = [sys.executable, "-m", "cavvy", "dev", "app.py", "--", "--wait", "600"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as dev:
+        assert dev.stdout is not None
+        assert dev.stderr is not None
+        assert dev.stdout.readline() == "1\n"
+        for value in ("2", "3"):  # main still runs, and files of the same size are other files
+            helper.write_text(f"VALUE = {value}\n")
+            assert dev.stdout.readline() == f"{value}\n"
+        app.write_text("import cavvy\nno python(\n")
+        while "was never closed" not in dev.stderr.readline():
+            pass
+        app.write_text(
+            "import cavvy\n"
+            "app = cavvy.App('saved')\n"
+            "@app.function()\n"
+            "def other(): return 'other'\n"
+            "@app.main()\n"
+            "def main(wait: float = 0.0): print(other.remote(), flush=True)\n"
+        )
+        assert dev.stdout.readline() == "other\n"
+        dev.send_signal(signal.SIGINT)
+        assert dev.wait(120) == 0
+    with connect() as client:
+        jobs = [each for each in client.jobs("default").jobs if each.name.startswith("saved")]
+    assert len(jobs) == 1  # it went on, and ended with the command
+
+
 def find_programs(home: Path, program: str) -> list[int]:
     """Return the processes of this program of functions in the jobs of a server."""
     command = ["pgrep", "-f", f"on_node/{program}.py"]

@@ -244,6 +244,36 @@ async def test_calls_of_the_control_plane_outlive_its_connection(
     assert len(given) == 2
 
 
+async def test_changed_files_stay_in_the_working_folder(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    spec = json.loads((tmp_path / "app.json").read_text())
+    (work / "app.json").write_text(json.dumps({**spec, "alone_s": 60}))
+    (work / "out").symlink_to(tmp_path)
+    monkeypatch.chdir(work)
+    broker = Broker(str(work / "app.json"), "", None)
+    for path in ("../x.py", "/tmp/x.py", "out/x.py", "."):
+        with pytest.raises(ValueError, match="not in the working folder"):
+            broker.reload([(path, 1)], b"x")
+    (work / "old.py").touch()
+    less = {**spec, "alone_s": 60, "functions": {"add": spec["functions"]["add"]}}
+    described = json.dumps(less).encode()
+    kept = work / "a" / "__pycache__" / "b.cpython-311.pyc"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    files = [("a/b.py", 3), ("old.py", -1), ("app.json", len(described))]
+    broker.reload(files, b"x=1" + described)
+    assert (work / "a" / "b.py").read_text() == "x=1"
+    assert not (work / "old.py").exists()
+    assert not kept.exists()
+    assert list(broker.functions) == ["add"]
+    broker.spec["alone_s"] = 0
+    with pytest.raises(ValueError, match="deployed app"):
+        broker.reload([], b"")
+
+
 class Sink(asyncio.Transport):
     """Where frames go that nobody reads."""
 

@@ -18,7 +18,8 @@ import click
 from cavvy.cli.reach.session import list_jobs, named, session, task_project
 from cavvy.cli.reach.tunnel import wait_lost, with_kept_tunnel
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
-from cavvy.cli.task.options import TaskCommand, replace_command, task_options
+from cavvy.cli.task.options import replace_command, task_options
+from cavvy.cli.task.programs import DevProgramCommand
 from cavvy.cli.view.failure import CommandFailure, escape_controls
 from cavvy.cli.view.formatting import ENDED, UNFINISHED
 from cavvy.domain.values import Struct
@@ -102,12 +103,14 @@ _LOOK_AGAIN_S = 0.5
 _START_S = 300.0  # maximum seconds to wait for Jupyter, which may have to be installed first
 
 
-class DevCommand(TaskCommand):
+class DevCommand(DevProgramCommand):
     """A command that accepts a task file. Instead of running the file's `run`, the command starts a
     session.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if self.takes(ctx, args):
+            return []
         if "--" in args:
             raise click.UsageError("`cavvy dev` takes no command; use `cavvy run --machine NAME`")
         if args[:1] == ["resume"]:
@@ -189,6 +192,9 @@ def command(
     time --keep, even if CPUs or users are busy. With a task file, the session has the file's
     resources, setup, folder and environment, but does not run the file's commands. Without a task
     file, the session follows the folder's devcontainer.json, if there is one.
+
+    `cavvy dev app.py` is for a file that makes an app of functions: it calls the app's main
+    function, and calls it again with the new code whenever a file of the folder is saved.
 
     `cavvy dev resume` reconnects to the session of --machine, or if it has ended starts it again
     with the files of its kept home (--home), on the nodes that are cheapest then. --provider,

@@ -234,6 +234,26 @@ class AppRun:
         finally:
             calls.close()
 
+    def change_code(self, app: App, files: "Mapping[str, bytes | None]") -> None:
+        """Let the jobs go on as those of an app that was loaded again. They get the changed files,
+        None for those to remove, and their processes start again. Raises CavvyError.
+        """
+        from cavvy.capabilities.functions.jobs import group_functions, list_described
+
+        self.app = app
+        groups = group_functions(app)
+        for job in self._jobs:
+            job.take(app)
+        waiting = []
+        for key, link in list(self._links.items()):
+            if key in groups:
+                changed = {**files, **list_described(app, key)}
+                answer: Future[_Answer] = Future()
+                if link.change_code(changed, lambda *pair, told=answer: told.set_result(pair)):
+                    waiting.append((link, answer))
+        for link, answer in waiting:
+            read_result(link, *answer.result())
+
     def close(self) -> None:
         """Stop the app's jobs."""
         with self._lock:

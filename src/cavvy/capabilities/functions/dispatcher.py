@@ -158,6 +158,7 @@ class AppCalls:
         self._owner, self._state, self._key = owner, state, key
         _, self.project, self.app = key.split("/")
         self._ended = 0  # jobs in a row that took no call
+        self._new: set[str] = set()  # jobs that were submitted here and took no call yet
         self._sent: set[str] = set()  # calls that a broker has
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}  # by revision and part
 
@@ -214,6 +215,7 @@ class AppCalls:
             )
             try:
                 self._ended = 0
+                self._new.clear()
                 await session.run()
             finally:
                 writer.close()
@@ -257,7 +259,9 @@ class AppCalls:
             found = await self._state.store.find_jobs([job.id])
             if not found or found[0].phase in JOB_ENDS:
                 self._ended += 1
-                if self._ended >= _MOST_JOBS or (found and found[0].phase is JobPhase.FAILED):
+                new = job.id in self._new  # others may have taken calls before
+                failed = new and bool(found) and found[0].phase is JobPhase.FAILED
+                if self._ended >= _MOST_JOBS or failed:
                     self._ended = 0
                     raise CannotRun(
                         f"the job of the app {self.app} has ended before it took a call; "
@@ -307,6 +311,7 @@ class AppCalls:
             made = await self._submit(part, job, names)
             now = await self._owner.apps.parts(self.project, self.app)
             if any(each.job == job for each in now):
+                self._new.add(job)
                 return made
             # the app was deployed again or removed, and the one who did so could not stop this job
             await self._state.control_plane.jobs.stop(self.project, job, reason="it was replaced")

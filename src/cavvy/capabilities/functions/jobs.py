@@ -75,6 +75,10 @@ class OwnJob:
         self._app, self._key, self._first = app, key, first
         self._place: JobPlace | None = None
 
+    def take(self, app: App) -> None:
+        """Start the next job with the code of this app, which was loaded again."""
+        self._app = app
+
     def find(self, connections: Connections) -> JobPlace:
         place = self._place
         if place is None or look_at(connections, place) in ENDED:
@@ -108,6 +112,11 @@ class FunctionJob:
             if (made := self._wait(place)) is not None:
                 self._left = _MOST_ENDED
                 return made
+
+    def take(self, app: App) -> None:
+        """Start the next job with the code of this app, unless the job is a deployed one."""
+        if isinstance(self._source, OwnJob):
+            self._source.take(app)
 
     def stop(self) -> None:
         """Stop the job, unless it stays."""
@@ -205,10 +214,25 @@ def make_task(
     place `meet`, whose key is sent as a file, which no list of processes shows. Raises NotSendable,
     InvalidArgument.
     """
+    folder, _ = _find_folder(app)
+    files = {**list_runtime(), **describe_app(app, key, idle_s)}
+    if meet:
+        path, _, secret = meet.rpartition(":")
+        words, files[_KEY] = [path, *words], _keep(secret.encode(), "key")
+    run = shlex.join(["exec", "python3", f"{_PROGRAMS}/{program}.py", _SPEC, *words])
+    keys: dict[str, Any] = {**json.loads(key), "name": app.name, "tags": {"cavvy-app": app.name}}
+    if folder is not None:
+        keys["workdir"] = folder
+    return Task(run, **keys), files
+
+
+def describe_app(app: App, key: str, idle_s: float) -> dict[str, Path]:
+    """Return the files that describe the functions of a job to its programs, and those with code
+    that no file has. Raises NotSendable, InvalidArgument."""
     mine = group_functions(app)[key]
-    folder, file = _find_folder(app)
+    _, file = _find_folder(app)
     values = _list_values(mine, by_file=bool(file))
-    files = list_runtime()
+    files: dict[str, Path] = {}
     if values:
         files[_CODE] = _keep(payload.dump_code(values, _name_values(values)), "pkl")
     spec = {
@@ -229,14 +253,12 @@ def make_task(
         },
     }
     files[_SPEC] = _keep(json.dumps(spec, sort_keys=True).encode(), "json")
-    if meet:
-        path, _, secret = meet.rpartition(":")
-        words, files[_KEY] = [path, *words], _keep(secret.encode(), "key")
-    run = shlex.join(["exec", "python3", f"{_PROGRAMS}/{program}.py", _SPEC, *words])
-    keys: dict[str, Any] = {**json.loads(key), "name": app.name, "tags": {"cavvy-app": app.name}}
-    if folder is not None:
-        keys["workdir"] = folder
-    return Task(run, **keys), files
+    return files
+
+
+def list_described(app: App, key: str) -> dict[str, bytes]:
+    """Return the content of these files of a job that ends with this program."""
+    return {path: file.read_bytes() for path, file in describe_app(app, key, 0.0).items()}
 
 
 def list_runtime() -> dict[str, Path]:

@@ -7,7 +7,7 @@ library and files that do.
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -85,6 +85,19 @@ class BrokerLink:
             for each in requests:
                 self._requests[each.head["id"]] = each
             self._write(b"".join(each.to_frames() for each in requests))
+
+    def change_code(self, files: Mapping[str, bytes | None], deliver: Deliver) -> bool:
+        """Send changed files to the job, None for those to remove. Return False if there is no
+        connection yet, so that the job will begin with them."""
+        with self._lock:
+            if self._socket is None:
+                return False
+            self._number += 1
+            listed = [(path, -1 if data is None else len(data)) for path, data in files.items()]
+            head = {"op": "reload", "id": self._number, "fn": "reload", "files": listed}
+            body = b"".join(data for data in files.values() if data is not None)
+            self.send([Request(head, body, deliver)])
+            return True
 
     def forget(self, request: Request, *, cancel: bool = True) -> None:
         """Cancel a call. Its answer is delivered nevertheless, if it was running."""

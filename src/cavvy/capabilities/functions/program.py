@@ -64,7 +64,7 @@ def run_program(path: Path, words: Sequence[str], project: str | None, consent: 
     except CavvyError as error:
         raise CommandFailure(error.message, error.hint) from error
     except Exception as error:  # noqa: BLE001 - the user's code raises anything
-        _print_traceback(error)
+        print_traceback(error)
         sys.exit(1)
 
 
@@ -88,9 +88,20 @@ def deploy_program(path: Path, project: str | None, consent: bool) -> None:
             click.echo(f'  cavvy.Function.lookup("{app.name}", "{name}").remote(...)')
 
 
+def dev_program(path: Path, words: Sequence[str], project: str | None, consent: bool) -> None:
+    """Call the main function of the app in a file whenever the file's folder changes. Raises
+    CommandFailure.
+    """
+    from cavvy.capabilities.functions.dev import dev_program as run
+
+    run(path, words, project, consent)
+
+
 def load_file(path: Path) -> ModuleType:
     """Import the file. Raises CommandFailure."""
-    sys.path.insert(0, str(path.resolve().parent))
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     found = importlib.util.spec_from_file_location(MAIN, path.resolve())
     assert found is not None
     assert found.loader is not None
@@ -101,7 +112,7 @@ def load_file(path: Path) -> ModuleType:
     except CavvyError as error:
         raise CommandFailure(error.message, error.hint, exit_code=2) from error
     except Exception as error:
-        _print_traceback(error)
+        print_traceback(error)
         raise CommandFailure(
             f"{path} cannot be imported: {type(error).__name__}: {error}",
             "the file is imported on this computer, too: import what only the nodes have inside "
@@ -180,7 +191,7 @@ def _read_value(flag: str, text: str, kind: type) -> Any:
         raise CommandFailure(told, exit_code=2) from None
 
 
-def _print_traceback(error: Exception) -> None:
+def print_traceback(error: Exception) -> None:
     """Print the traceback of the user's code, without the lines of this command."""
     trace = error.__traceback__
     own = (__file__, "<frozen importlib")
@@ -189,4 +200,4 @@ def _print_traceback(error: Exception) -> None:
     traceback.print_exception(error.with_traceback(trace))
 
 
-APP_PROGRAM = Program(run_program, deploy_program)
+APP_PROGRAM = Program(run_program, deploy_program, dev_program)

@@ -10,7 +10,7 @@ import click
 from cavvy.cli.task.options import COMMAND_WORDS, TaskCommand
 from cavvy.cli.view.failure import CommandFailure
 
-_DEPLOYED = "cavvy.deployed"
+_PROGRAM = "cavvy.program"  # what a command does with such a file
 _KEPT = ("file", "project", "yes")  # arguments of the command that such a file may have
 
 
@@ -21,6 +21,8 @@ class Program(NamedTuple):
 
     run: Callable[[Path, Sequence[str], str | None, bool], None]
     deploy: Callable[[Path, str | None, bool], None]
+    # runs the file again whenever its folder changes, until the user ends it
+    dev: Callable[[Path, Sequence[str], str | None, bool], None]
 
 
 class ProgramCommand(TaskCommand):
@@ -57,17 +59,50 @@ class DeployCommand(click.Command):
                 hint = 'such a file has a line like `app = cavvy.App("embed")`'
                 raise CommandFailure(f"{file} makes no app", hint, exit_code=2)
             return super().parse_args(ctx, args)
-        kept = [each for each in self.params if each.name in _KEPT]
-        own = click.Command("deploy", params=kept, callback=lambda **given: given)
-        given = own.main(args[1:], ctx.command_path, standalone_mode=False)
-        ctx.meta[_DEPLOYED] = partial(
-            program.deploy, Path(file), given.get("project"), bool(given.get("yes"))
-        )
+        given = _read_kept(self, ctx, args)
+        ctx.meta[_PROGRAM] = partial(program.deploy, Path(file), *given)
         return []
 
     def invoke(self, ctx: click.Context) -> object:
-        deploy = ctx.meta.get(_DEPLOYED)
+        deploy = ctx.meta.get(_PROGRAM)
         return super().invoke(ctx) if deploy is None else deploy()
+
+
+class DevProgramCommand(TaskCommand):
+    """A command that also runs such a file again and again: `cavvy dev FILE.py -- WORDS`."""
+
+    def takes(self, ctx: click.Context, args: list[str]) -> bool:
+        """Return whether the words name such a file, which `invoke` runs then."""
+        file = args[0] if args and args[0].endswith(".py") else ""
+        program = find_program(file) if file else None
+        if program is None:
+            return False
+        words: list[str] = []
+        if "--" in args:
+            at = args.index("--")
+            args, words = args[:at], args[at + 1 :]
+        given = _read_kept(self, ctx, args)
+        ctx.meta[_PROGRAM] = partial(program.dev, Path(file), words, *given)
+        return True
+
+    def invoke(self, ctx: click.Context) -> object:
+        dev = ctx.meta.get(_PROGRAM)
+        return super().invoke(ctx) if dev is None else dev()
+
+
+def _read_kept(
+    command: click.Command, ctx: click.Context, args: list[str]
+) -> tuple[str | None, bool]:
+    """Return the project of a command's words behind the file, and whether the user agrees to what
+    it costs."""
+    kept = [each for each in command.params if each.name in _KEPT and each.name != "file"]
+    own = click.Command(
+        ctx.info_name, params=kept, callback=lambda **given: given, help=command.help
+    )
+    given = own.main(args[1:], ctx.command_path, standalone_mode=False)
+    if not isinstance(given, dict):  # it has shown its help
+        ctx.exit()
+    return given.get("project"), bool(given.get("yes"))
 
 
 def find_program(file: str) -> Program | None:

@@ -12,6 +12,7 @@ import heapq
 import hmac
 import json
 import os
+import pickle
 import secrets
 import signal
 import socket
@@ -36,6 +37,7 @@ _AHEAD_S = 0.02  # short calls of this length together are sent to a process bef
 _MOST_AHEAD = 32
 _IDLE_LOOK_S = 1.0
 _KILL_S = 5.0
+_NOTHING = pickle.dumps(None)  # the answer to a caller that waits for one
 _GREET_S = 10.0  # in which a connection must show that it is a caller's
 
 
@@ -193,6 +195,11 @@ class Caller(Peer):
                 self._files[number] = self.broker.make_path()
             with open(self._files[number], "ab") as file:
                 file.write(body)
+        elif op == "reload":
+            if number in self._files:
+                body = read_whole(self._files.pop(number))
+            self.broker.reload(head["files"], body)
+            self.send({"op": "done", "id": number}, _NOTHING)
         elif op == "cancel":
             self._cancel(number)
         elif op == "more":
@@ -284,7 +291,7 @@ class Worker(Peer):
         super().__init__(broker)
         self.served, self.slot = served, slot
         self.calls: dict[int, BrokerCall] = {}  # in the order in which they are run
-        self.ready = False
+        self.ready = self.leaves = False  # it leaves after its calls, since the code has changed
         self.process, self._connection = started.process, started.connection
 
     async def connect(self) -> None:
@@ -325,15 +332,31 @@ class Served:
 
     def __init__(self, broker: "Broker", name: str, spec: dict[str, Any]) -> None:
         self.broker, self.name, self.spec = broker, name, spec
-        self.concurrency = int(spec["concurrency"])
-        self.gpus = int(spec["gpus"])
-        self.most = spec["max_replicas"] or broker.count_room(self.gpus, spec["cpu"])
+        self.describe(spec)
         self.workers: list[Worker] = []
         self.unready = 0  # processes in a row that ended before they were ready
         self._queue: list[tuple[int, int, BrokerCall]] = []
         self._mean_s = 1.0
         self._number = 0
         self._pumped = False
+
+    def describe(self, spec: dict[str, Any]) -> None:
+        """Take the options of the function, or of the first method of the class."""
+        self.spec = spec
+        self.concurrency = int(spec["concurrency"])
+        self.gpus = int(spec["gpus"])
+        self.most = spec["max_replicas"] or self.broker.count_room(self.gpus, spec["cpu"])
+
+    def retire(self) -> None:
+        """Let the processes leave after their calls, and start one with the new code if there was
+        one."""
+        staying = [each for each in self.workers if not each.leaves]
+        for worker in staying:
+            worker.leaves = True
+            worker.send({"op": "leave", "id": 0})
+        self.unready = 0
+        if staying and self in self.broker.functions.values():
+            self.start()
 
     def holds(self, within: Sequence[str]) -> bool:
         """Return whether the calls within which a call is made already take all places of a process
@@ -364,17 +387,19 @@ class Served:
         self._pumped = False
         for depth in range(self._count_given()):
             for worker in self.workers:
-                if worker.ready and len(worker.calls) <= depth and not self._give(worker):
+                free = worker.ready and not worker.leaves and len(worker.calls) <= depth
+                if free and not self._give(worker):
                     return
         waiting = sum(not call.over for _, _, call in self._queue[: self.most + 1])
-        starting = sum(not each.ready for each in self.workers)
-        wanted = min(self.most - len(self.workers), -(-waiting // self.concurrency) - starting)
+        staying = [each for each in self.workers if not each.leaves]
+        starting = sum(not each.ready for each in staying)
+        wanted = min(self.most - len(staying), -(-waiting // self.concurrency) - starting)
         for _ in range(wanted):
             self.start()
 
     def start(self) -> None:
         used = {each.slot for each in self.workers}
-        slot = next(at for at in range(self.most + 1) if at not in used)
+        slot = next(at for at in range(len(used) + 1) if at not in used)
         started = self.broker.take_begun(self.name)
         if started is None:
             started = start_process(self.broker.spec_file, self.name, self.devices(slot))
@@ -407,7 +432,7 @@ class Served:
         if worker.calls and self.concurrency == 1:
             self.watch(next(iter(worker.calls.values())))
         most = self._count_given()
-        while len(worker.calls) < most and self._give(worker):
+        while not worker.leaves and len(worker.calls) < most and self._give(worker):
             pass
 
     def _tries_again(self, call: BrokerCall, head: Head) -> bool:
@@ -445,7 +470,7 @@ class Served:
             worker.kill()
             code = worker.process.wait()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        self.unready += not worker.ready
+        self.unready += not worker.ready and not worker.leaves
         if self.unready > _LOST_TRIES:
             self.unready = 0
             text = f"the process of {self.name} ended ({how}) while it loaded the app"
@@ -532,16 +557,51 @@ class Broker:
         os.makedirs(self.spool, mode=0o700, exist_ok=True)
         self._files = self._number = 0
         self._tasks: set[asyncio.Task[None]] = set()
-        served: dict[str, Served] = {}
         self.functions: dict[str, Served] = {}
+        self.served: list[Served] = []
+        self._describe()
+        self._over = asyncio.Event()
+
+    def _describe(self) -> None:
+        """Make the functions what `spec` says; those that there were keep their processes."""
+        known = {each.name: each for each in self.served}
+        described = set[str]()
+        self.functions = {}
         for name, each in self.spec["functions"].items():
             owner = each["class"] or name
-            if owner not in served:
-                served[owner] = Served(self, owner, each)
-            found = self.functions[name] = served[owner]
+            if owner not in known:
+                known[owner] = Served(self, owner, each)
+            elif owner not in described:
+                known[owner].describe(each)
+            described.add(owner)
+            found = self.functions[name] = known[owner]
             found.concurrency = max(found.concurrency, each["batch"] or 1)
-        self.served = list(served.values())
-        self._over = asyncio.Event()
+        self.served = list(known.values())
+
+    def reload(self, listed: Sequence[tuple[str, int]], content: bytes) -> None:
+        """Write changed files into the working folder, where -1 is the size of one to remove, and
+        let processes with the new code take the next calls. Raises ValueError."""
+        if not self.spec["alone_s"]:
+            raise ValueError("the code of a deployed app is changed by deploying it")
+        root, at = os.path.realpath(os.getcwd()), 0
+        for path, size in listed:
+            whole = os.path.realpath(os.path.join(root, path))
+            if not whole.startswith(root + os.sep):
+                raise ValueError(f"{path} is not in the working folder")
+            if size < 0:
+                remove(whole)
+                continue
+            os.makedirs(os.path.dirname(whole), exist_ok=True)
+            with open(f"{whole}.new", "wb") as file:
+                file.write(content[at : at + size])
+            os.replace(f"{whole}.new", whole)
+            at += size
+            remove_compiled(whole)
+        with open(self.spec_file, encoding="utf-8") as file:
+            self.spec = json.load(file)
+        self._describe()
+        for each in self.served:
+            each.retire()
 
     async def run(self) -> None:
         """Serve calls until the job is stopped, or no program has called for long."""
@@ -673,6 +733,14 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
+def read_whole(path: str) -> bytes:
+    """Return the content of a file of the spool, and delete it."""
+    with open(path, "rb") as file:
+        content = file.read()
+    remove(path)
+    return content
+
+
 def read_piece(path: str, begin: int) -> bytes:
     """Return the next bytes of a file."""
     with open(path, "rb") as file:
@@ -694,6 +762,18 @@ def write_private(path: str, content: object) -> None:
     """Write a file of JSON that only this user can read."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(content, file)
+
+
+def remove_compiled(path: str) -> None:
+    """Delete what Python keeps of a source file. It compares seconds and sizes, and a file may be
+    saved twice in a second."""
+    folder, name = os.path.split(path)
+    stem, ending = os.path.splitext(name)
+    kept = os.path.join(folder, "__pycache__")
+    if ending == ".py" and os.path.isdir(kept):
+        for each in os.listdir(kept):
+            if each.startswith(f"{stem}."):
+                remove(os.path.join(kept, each))
 
 
 def remove(path: str) -> None:
