@@ -72,6 +72,11 @@ def read_memory_mib() -> float:
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
 
 
+def read_peak_mib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) // 1024
+
+
 def measure(calls: int, home: str) -> None:
     import measured  # type: ignore[import-not-found]  # written below
 
@@ -114,11 +119,12 @@ def measure(calls: int, home: str) -> None:
             say("map", calls=calls, ours_s=round(ours_s, 2), bare_s=round(bare_s, 2),
                 ratio=round(ours_s / bare_s, 2))  # fmt: skip
         before = read_memory_mib()
-        most = before
+        after = []
         for value in measured.large.map([100_000_000] * 10):
-            most = max(most, read_memory_mib())
             assert len(value) == 100_000_000
-        say("large", results_mb=100, count=10, caller_mib=round(most - before))
+            del value  # what stays is the caller's
+            after.append(round(read_memory_mib() - before))
+        say("large", results_mb=100, count=10, caller_mib_after=after, peak_mib=read_peak_mib())
 
 
 def main() -> None:

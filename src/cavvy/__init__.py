@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cavvy.capabilities.functions.app import enter as enter
     from cavvy.capabilities.functions.app import exit as exit
     from cavvy.capabilities.functions.app import method as method
+    from cavvy.capabilities.functions.app import parameter as parameter
     from cavvy.capabilities.functions.calls import FunctionCall as FunctionCall
     from cavvy.capabilities.functions.errors import AppBroken as AppBroken
     from cavvy.capabilities.functions.errors import CallCancelled as CallCancelled

@@ -55,6 +55,7 @@ _CONSENTS = {
     "capabilities/functions/deployed.py:deploy_app": {"consent"},
     "capabilities/functions/jobs.py:find": {"self._app.consent"},
     "capabilities/functions/program.py:deploy_program": {"consent"},
+    "capabilities/functions/program.py:dev_program": {"consent"},
     "capabilities/functions/program.py:run_program": {"consent"},
     "capabilities/sandboxes/hosts.py:_submit": {"needs.consent"},
     "capabilities/serving/deploy_command.py:_start": {"consent"},

@@ -6,11 +6,14 @@ import pytest
 
 import cavvy
 from cavvy.capabilities.functions.app import App, FunctionClass
+from cavvy.capabilities.functions.app_file import read_words
 from cavvy.capabilities.functions.deployed import make_scheduled
+from cavvy.capabilities.functions.errors import NotSendable
 from cavvy.capabilities.functions.frames import CallFrames, WrongFrame, pack
 from cavvy.capabilities.functions.image import FunctionImage
+from cavvy.capabilities.functions.jobs import describe_app, group_functions
 from cavvy.capabilities.functions.options import read_length, read_options
-from cavvy.capabilities.functions.program import find_program, read_words
+from cavvy.capabilities.functions.program import find_program
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.sdk.errors import InvalidArgument
 
@@ -185,3 +188,55 @@ def test_words_become_arguments_of_the_main_function() -> None:
     ):
         with pytest.raises(CommandFailure, match=message):
             read_words(main, words)
+
+
+def test_parameters_of_a_class() -> None:
+    app = App("sizes")
+
+    @app.cls()
+    class Box:
+        size: int = cavvy.parameter()
+        name: str = cavvy.parameter(default="box")
+
+        @cavvy.method()
+        def show(self) -> str:
+            return f"{self.name} {self.size}"
+
+    assert Box(size=3).show.local() == "box 3"
+    assert Box(4, name="crate").show.local() == "crate 4"
+    for args, named, told in (((), {}, "needs the parameter size"), ((1, 2, 3), {}, "size, name")):
+        with pytest.raises(TypeError, match=told):
+            Box(*args, **named).show.local()
+    with pytest.raises(TypeError, match="has the parameters size, name"):
+        Box(size=1, other=2).show.local()
+
+
+def test_packages_of_the_image_may_be_missing_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = cavvy.Image.python()
+    monkeypatch.delenv("CAVVY_JOB", raising=False)
+    with image.imports():
+        import nowhere_to_be_found
+    monkeypatch.setenv("CAVVY_JOB", "x")
+    with pytest.raises(ImportError), image.imports():
+        import nowhere_to_be_found  # noqa: F401
+
+
+def test_code_of_another_python_is_refused_before_a_job_is_submitted() -> None:
+    app = App("versions")
+    for image in (cavvy.Image.python("2.7"), cavvy.Image.from_registry("python:2.7-slim")):
+
+        def f() -> None: ...
+
+        app.functions.clear()
+        app.function(f, image=image)
+        ((key, _),) = group_functions(app).items()
+        with pytest.raises(NotSendable, match=r"f \(.*its image has Python 2\.7"):
+            describe_app(app, key, 0.0)
+
+
+def test_an_image_without_a_container_is_that_of_its_function() -> None:
+    app = App("images", image=cavvy.Image.python().pip_install("of-the-app"))
+    own = cavvy.Image.python().pip_install("of-the-function")
+    for image, package in ((own, "of-the-function"), (None, "of-the-app")):
+        keys = read_options("f", {"image": image}, None).to_keys(app.image)
+        assert keys["setup"]["run"] == f"pip install -q {package}"

@@ -339,10 +339,30 @@ class FunctionClass:
 
         key = pickle.dumps(given, 5) if given != ((), {}) else b""
         if key not in self._made:
-            made = self.raw(*given[0], **given[1])
+            made = self._construct(*given)
             _call_marked(made, _ENTER)
             self._made[key] = made
         return self._made[key]
+
+    def _construct(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return a new instance. Attributes that are `parameter()` are set to the arguments. Raises
+        TypeError."""
+        parameters = {
+            name: each for name, each in vars(self.raw).items() if isinstance(each, ClassParameter)
+        }
+        if not parameters:
+            return self.raw(*args, **kwargs)
+        made = self.raw()
+        values = {**dict(zip(parameters, args, strict=False)), **kwargs}
+        unknown = [name for name in values if name not in parameters]
+        if unknown or len(args) > len(parameters):
+            raise TypeError(f"{self.name} has the parameters {', '.join(parameters)}")
+        for name, each in parameters.items():
+            value = values.get(name, each.default)
+            if value is _NO_DEFAULT:
+                raise TypeError(f"{self.name} needs the parameter {name}")
+            setattr(made, name, value)
+        return made
 
     def leave(self) -> None:
         """Call the methods marked with `exit` of all instances in this process."""
@@ -499,6 +519,22 @@ class App:
                 f"{name_place(raw)}",
                 'rename one of them, or pass name="..." to @app.function',
             )
+
+
+_NO_DEFAULT = object()
+
+
+class ClassParameter:
+    """What `parameter` makes."""
+
+    def __init__(self, default: object) -> None:
+        self.default = default
+
+
+def parameter(*, default: Any = _NO_DEFAULT) -> Any:
+    """Make an attribute of a class an argument of the class: `size: int = cavvy.parameter()`.
+    A class with such attributes needs no `__init__`."""
+    return ClassParameter(default)
 
 
 def enter() -> Callable[[Callable[..., _T]], Callable[..., _T]]:

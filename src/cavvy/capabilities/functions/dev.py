@@ -18,8 +18,8 @@ from types import FrameType
 import click
 
 from cavvy.capabilities.functions.app import MAIN, App, list_apps
+from cavvy.capabilities.functions.app_file import find_entry, load_file, print_traceback, read_words
 from cavvy.capabilities.functions.calls import AppRun
-from cavvy.capabilities.functions.program import find_entry, load_file, print_traceback, read_words
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.sdk.errors import CavvyError
 from cavvy.spec.ignore import list_files
@@ -32,13 +32,6 @@ _Marks = dict[str, tuple[int, int]]
 
 class CodeChanged(BaseException):
     """Raised in the main function when a file was saved. No `except Exception` catches it."""
-
-
-def dev_program(path: Path, words: Sequence[str], project: str | None, consent: bool) -> None:
-    """Run the main function of a file again and again. Raises CommandFailure if the first load
-    fails, or the app has no main function.
-    """
-    DevSession(path.resolve(), words, project, consent=consent).run()
 
 
 class DevSession:

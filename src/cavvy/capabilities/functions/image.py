@@ -4,8 +4,10 @@ This file also runs on nodes, so it imports only the standard library.
 """
 
 import os
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Self
 
 
@@ -62,6 +64,23 @@ class FunctionImage(dict[str, Any]):
         made = self._copy()
         made._env = {**self._env, **variables}
         return made
+
+    @contextmanager
+    def imports(self) -> Iterator[None]:
+        """Import packages of the image inside a `with` block at the top of the file: on this
+        computer, where they may be missing, an ImportError is ignored."""
+        try:
+            yield
+        except ImportError:
+            if "CAVVY_JOB" in os.environ:
+                raise
+
+    def find_python(self) -> str:
+        """Return the version of Python, such as "3.12", as far as the image says it, or ""."""
+        found = re.match(
+            r"(?:docker\.io/)?(?:library/)?python:(\d+\.\d+)", str(self.get("name", ""))
+        )
+        return self._python or (found.group(1) if found else "")
 
     def to_keys(self) -> dict[str, Any]:
         """Return the keys of the task: `image`, `setup` and `env`."""

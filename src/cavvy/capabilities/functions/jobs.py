@@ -234,6 +234,7 @@ def describe_app(app: App, key: str, idle_s: float) -> dict[str, Path]:
     values = _list_values(mine, by_file=bool(file))
     files: dict[str, Path] = {}
     if values:
+        _check_version(app, values)
         files[_CODE] = _keep(payload.dump_code(values, _name_values(values)), "pkl")
     spec = {
         "app": app.name,
@@ -316,6 +317,21 @@ def _list_values(
     for _, name, raw, _ in found.values():
         _check_sendable(name, raw)
     return list(found.values())
+
+
+def _check_version(app: App, values: list[tuple[str, str, Any, dict[str, Any]]]) -> None:
+    """Raise NotSendable if the image has another Python than this one, which made the code."""
+    own = ".".join(map(str, sys.version_info[:2]))
+    for _, name, raw, _ in values:
+        known = app.functions.get(name)
+        options = app.classes[name].options if known is None else known.options
+        version = options.choose_image(app.image).find_python()
+        if version and f"{version}.".split(".")[:2] != own.split("."):
+            raise NotSendable(
+                f"{name} ({name_place(raw)}) is sent as code of Python {own}, since no file "
+                f"defines it, and its image has Python {version}",
+                f"write it into a file, or use an image with Python {own}",
+            )
 
 
 def _check_sendable(name: str, raw: Any) -> None:

@@ -56,7 +56,7 @@ class BrokerLink:
         self._dial, self._tell = dial, tell
         self._lock = threading.RLock()
         self._requests: dict[int, Request] = {}
-        self._fetches: dict[int, tuple[bytearray, Future[bytes]]] = {}
+        self._fetches: dict[int, tuple[bytearray, Future[bytearray]]] = {}
         self._number = 0
         self._socket: socket.socket | None = None
         self._losses = 0
@@ -110,9 +110,9 @@ class BrokerLink:
         with self._lock:
             self._write(pack({"op": "more", "id": request.head["id"]}))
 
-    def fetch(self, number: int) -> bytes:
+    def fetch(self, number: int) -> bytearray:
         """Return a result that lies in a file of the node."""
-        found: Future[bytes] = Future()
+        found: Future[bytearray] = Future()
         with self._lock:
             if self._socket is None:
                 raise WorkerLost("the connection ended before the result was read")
@@ -180,7 +180,7 @@ class BrokerLink:
             data += body
             if not head["more"]:
                 del self._fetches[number]
-                found.set_result(bytes(data))
+                found.set_result(data)  # a copy would take as much memory again
         elif op == "part":
             if (request := self._requests.get(number)) is not None:
                 request.parts += 1

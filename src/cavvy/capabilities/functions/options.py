@@ -56,9 +56,15 @@ class FunctionOptions:
     priority: int = 0
     once: bool = False
 
+    def choose_image(self, image: FunctionImage | None) -> FunctionImage:
+        """Return the image of the function, or else that of the app. An image without a container
+        is an empty table, which is an image nevertheless."""
+        own = image if self.image is None else self.image
+        return FunctionImage() if own is None else own
+
     def to_keys(self, image: FunctionImage | None) -> dict[str, Any]:
         """Return the keys of the task whose processes run the function."""
-        keys = (self.image or image or FunctionImage()).to_keys()
+        keys = self.choose_image(image).to_keys()
         needs: dict[str, Any] = dict(self.resources)
         for name in ("cpu", "memory", "gpu"):
             if (value := getattr(self, name)) is not None:

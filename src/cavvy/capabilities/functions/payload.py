@@ -57,7 +57,7 @@ def dump_arguments(
         return dump_code((args, kwargs, given), f"the arguments of {name}")
 
 
-def load(data: bytes) -> Any:
+def load(data: bytes | bytearray) -> Any:
     """Return the value of bytes that `dump` made. Raises what the loading of the objects raises."""
     return pickle.loads(data)
 
@@ -72,7 +72,7 @@ class CallCodec(Protocol):
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: Arguments | None
     ) -> bytes: ...
 
-    def load(self, data: bytes) -> Any: ...
+    def load(self, data: bytes | bytearray) -> Any: ...
 
 
 class PickleCodec:
@@ -88,7 +88,7 @@ class PickleCodec:
     ) -> bytes:
         return dump_arguments(name, args, kwargs, given)
 
-    def load(self, data: bytes) -> Any:
+    def load(self, data: bytes | bytearray) -> Any:
         return load(data)
 
 
@@ -111,7 +111,7 @@ class JsonCodec:
                 "pass strings, numbers, lists and dicts, or trust the app",
             ) from error
 
-    def load(self, data: bytes) -> Any:
+    def load(self, data: bytes | bytearray) -> Any:
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:

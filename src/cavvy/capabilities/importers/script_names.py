@@ -18,7 +18,7 @@ PROGRAMS = {
     ),
     **dict.fromkeys(("salloc", "sattach", "strigger"), "the job has its nodes already"),
     **dict.fromkeys(("sprio", "sshare", "sreport", "sacctmgr"), "nodes know no cluster"),
-    **dict.fromkeys(("sstat", "seff"), "`cavvy top` and `cavvy status` show what a job uses"),
+    **dict.fromkeys(("sstat", "seff"), "`cavvy nodes top` and `cavvy status` show what a job uses"),
     "sbcast": "the working folder is on all nodes",
     **dict.fromkeys(("pbs_tmrsh", "pbs_attach"), "`pbsdsh` and `mpirun` start processes"),
 }
