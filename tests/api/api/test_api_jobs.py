@@ -678,6 +678,35 @@ async def test_a_drill_needs_nodes(api: Api) -> None:
     assert attempt["drill_until"] is not None
 
 
+async def test_a_drill_of_one_node_names_a_rank_whose_work_runs(api: Api) -> None:
+    made = await api.submit("{name: pair, run: 'true', nodes: 2}")
+    await api.attempt(made["id"])
+    for rank, text in ((7, "has no rank 7"), (1, "its work does not run")):
+        answer = await api.http.post(
+            "/v1/projects/default/jobs/pair/drill/preempt", json={"notice_s": 0, "rank": rank}
+        )
+        assert (answer.status_code, answer.json()["code"]) == (409, "job-not-running")
+        assert text in answer.json()["message"]
+
+
+async def test_only_elastic_jobs_are_resized_and_only_within_their_range(api: Api) -> None:
+    later = "schedule: {at: 2199-01-01T00:00:00Z}"
+    await api.submit(f"{{name: fixed, run: 'true', {later}}}")
+    await api.submit(f"{{name: any, run: 'true', nodes: 2..4, {later}}}")
+
+    async def resize(name: str, nodes: int) -> tuple[int, str]:
+        path = f"/v1/projects/default/jobs/{name}/resize"
+        answer = await api.http.post(path, json={"nodes": nodes})
+        return answer.status_code, answer.json().get("message", "")
+
+    assert await resize("fixed", 2) == (422, "job fixed has a fixed number of nodes, 1")
+    assert await resize("any", 5) == (422, "job any can have 2..4 nodes, not 5")
+    assert await resize("any", 3) == (200, "")
+    events = (await api.http.get("/v1/projects/default/jobs/any/events")).json()
+    assert events["events"][-1]["text"] == "the job gets at most 3 nodes when it starts next"
+    assert (await resize("none", 2))[0] == 404
+
+
 async def test_queue_position_nodes_down(api: Api) -> None:
     made = [await api.submit() for _ in range(4)]  # two places
     await api.attempt(made[1]["id"])

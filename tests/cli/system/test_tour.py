@@ -38,6 +38,7 @@ TOURS = (
     "docs/tutorials/a-team.md",
     "docs/tutorials/money.md",
     "docs/tutorials/spot-that-survives.md",
+    "docs/tutorials/lose-a-node.md",
     "docs/guides/serve.md",
     "docs/guides/service-access.md",
     "docs/guides/service-calls.md",
@@ -95,10 +96,14 @@ for try in $(seq 120); do
 done
 """
 # Commands for whose job a reader waits until it runs, or has made progress.
-NEEDS_JOB = re.compile(r"cavvy (nodes drill preempt|exec|ssh|cp) ([a-z]+)")
+NEEDS_JOB = re.compile(
+    r"cavvy (nodes drill preempt|nodes drill lose-node|resize|exec|ssh|cp) ([a-z]+)"
+)
 # What a shell hands to the next one.
 KEEP = "code=$?; {{ export -p; echo cd $PWD; }} >{folder}/.shell; exit $code"
-SIGNS = {"nodes drill preempt": '"progress": {$', "exec": '"progress": {$'}
+SIGNS = dict.fromkeys(
+    ("nodes drill preempt", "nodes drill lose-node", "resize", "exec"), '"progress": {$'
+)
 
 
 @dataclass(frozen=True)
@@ -227,7 +232,8 @@ def test_a_page_waits_for_the_job_that_its_command_needs() -> None:
     pages = (*TOURS, HOSTS, CLUSTER, *GUIDES)
     commands = [each.command for page in pages for each in read_page(page)[1]]
     found = {match[1] for each in commands if (match := NEEDS_JOB.match(each))}
-    assert found == {"nodes drill preempt", "exec", "ssh", "cp"}
+    drills = {"nodes drill preempt", "nodes drill lose-node"}
+    assert found == {*drills, "resize", "exec", "ssh", "cp"}
     assert SIGNS.keys() < found
 
 

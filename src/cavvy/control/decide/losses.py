@@ -119,7 +119,8 @@ def find_repair(
     gone = [x.rank for x in view.nodes if x.rank in lost or x.exit_outcome in _LOSSES]
     alive = {node.rank for node in view.seen.nodes if node.started_at and not node.ended_at}
     left = [node for node in view.nodes if node.rank not in gone]
-    if not left or not all(node.rank in alive and _waits(view.nodes, node) for node in left):
+    waits = all(node.rank in alive and _waits(view.nodes, node) for node in left)
+    if not gone or not left or not waits:
         return None
     counted = count_loss(view.job, view.attempt, outcome)
     if counted is None:

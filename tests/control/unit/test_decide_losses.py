@@ -1,0 +1,158 @@
+"""Which gangs are repaired after a loss, and how long the other nodes wait."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.records import make_attempt_record, make_job_record
+
+from cavvy.control.decide.attempt import AdvanceAttempt, OrderRanks, RecheckAttempt, decide_attempt
+from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, GangAbsence
+from cavvy.control.decide.losses import RepairGang, can_repair, wait_for_capacity
+from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, FailureKind, JobPhase, Node, NodePhase
+from cavvy.domain.offers import Offer
+from cavvy.domain.tasks import JobGroup, LossPolicy, RetryPolicy, TaskSpec
+from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
+from cavvy.providers.base import GangSeen, GangState, NodeSeen
+
+T0 = datetime(2030, 1, 1, tzinfo=UTC)
+NOW = T0 + timedelta(hours=1)
+OFFER = Offer(provider="p", region="r", instance_type="t", rate=HourlyRate(1))
+STOPPED, EXIT = AttemptOutcome.STOPPED, AttemptOutcome.EXIT
+NODE, PREEMPTED = AttemptOutcome.NODE, AttemptOutcome.PREEMPTED
+TASK = TaskSpec(name="j", run="true", nodes=4)
+
+
+def exited(rank: int, outcome: AttemptOutcome, after_s: float = 5) -> Node:
+    return Node(
+        attempt_id="j-1",
+        project="p",
+        rank=rank,
+        phase=NodePhase.EXITED,
+        claim="n",
+        claimed_at=T0,
+        heard_at=NOW,
+        running_at=T0,
+        exited_at=NOW + timedelta(seconds=after_s),
+        exit_outcome=outcome,
+        exit_code=1,
+    )
+
+
+def view(
+    nodes: Sequence[Node],
+    *,
+    gone: Sequence[int] = (),
+    task: TaskSpec = TASK,
+    offer: Offer = OFFER,
+    replaces: bool = True,
+    **job: object,
+) -> AttemptSnapshot:
+    seen = [
+        NodeSeen(
+            rank=x.rank, engine_id="m", started_at=T0, ended_at=NOW if x.rank in gone else None
+        )
+        for x in nodes
+    ]
+    record = replace(make_job_record(T0, phase=JobPhase.RUNNING, attempt=1), task=task)
+    attempt = make_attempt_record(T0, offer, nodes=len(nodes), phase=AttemptPhase.RUNNING)
+    return AttemptSnapshot(
+        job=replace(record, **job),  # type: ignore[arg-type]
+        attempt=replace(attempt, launched_at=T0, running_at=T0 + timedelta(minutes=4)),
+        nodes=tuple(nodes),
+        seen=GangSeen(name=attempt.gang, state=GangState.RUNNING, nodes=seen),
+        visibility_delay=timedelta(minutes=2),
+        listening_since=T0,
+        replaces=replaces,
+    )
+
+
+def four(*outcomes: AttemptOutcome) -> list[Node]:
+    return [exited(rank, outcome) for rank, outcome in enumerate(outcomes)]
+
+
+LOST_ONE = four(STOPPED, NODE, EXIT, STOPPED)
+LOST_ONE[1] = replace(LOST_ONE[1], exited_at=NOW)
+LATER = NOW + timedelta(minutes=1)
+
+
+def test_the_others_are_kept_when_all_have_ended() -> None:
+    action = decide_attempt(view(LOST_ONE), LATER)
+    assert isinstance(action, RepairGang)
+    assert (action.ranks, action.outcome, action.kind, action.anew) == ((1,), NODE, "node", False)
+
+
+def test_the_others_are_stopped_first() -> None:
+    running = [replace(x, phase=NodePhase.RUNNING, exit_outcome=None) for x in LOST_ONE]
+    action = decide_attempt(view([running[0], LOST_ONE[1], *running[2:]]), NOW)
+    assert isinstance(action, OrderRanks)
+    assert (action.ranks, action.kind) == ((0, 2, 3), "stop")
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        view(LOST_ONE, replaces=False),
+        view(LOST_ONE, task=replace(TASK, on_loss=LossPolicy.RESTART)),
+        view(LOST_ONE, task=replace(TASK, group=JobGroup(name="g"))),
+        view(LOST_ONE, task=replace(TASK, retry=RetryPolicy(node=0))),
+        view(four(NODE, NODE, NODE, NODE)),
+        view(four(STOPPED, NODE, AttemptOutcome.SUCCEEDED, STOPPED)),
+        view(LOST_ONE, gone=(0, 1, 2, 3)),
+        view(
+            [replace(x, exit_failure=FailureKind.GPU) for x in LOST_ONE],
+            offer=replace(OFFER, shared=True),
+        ),
+    ],
+)
+def test_these_gangs_are_released(lost: AttemptSnapshot) -> None:
+    action = decide_attempt(lost, LATER)
+    assert isinstance(action, AdvanceAttempt)
+    assert action.phase is AttemptPhase.ENDING
+
+
+def test_a_failed_program_is_no_loss() -> None:
+    action = decide_attempt(view(four(EXIT, STOPPED, STOPPED, STOPPED)), LATER)
+    assert isinstance(action, AdvanceAttempt)
+    assert action.outcome is EXIT
+
+
+def test_the_provider_is_asked_before_a_gang_with_failed_ranks_ends() -> None:
+    """Its last answer was lost, and the next one may name the lost node."""
+    silent = replace(view(four(EXIT, STOPPED, STOPPED, STOPPED)), seen=GangAbsence.UNKNOWN)
+    assert isinstance(decide_attempt(silent, LATER), RecheckAttempt)
+    assert isinstance(decide_attempt(silent, NOW + timedelta(minutes=9)), AdvanceAttempt)
+
+
+@given(
+    st.lists(st.sampled_from([STOPPED, EXIT, NODE, PREEMPTED]), min_size=2, max_size=8),
+    st.sets(st.integers(0, 7), max_size=8),
+)
+def test_a_repair_keeps_only_nodes_that_run_and_whose_agents_wait(
+    outcomes: list[AttemptOutcome], gone: set[int]
+) -> None:
+    nodes = four(*outcomes)
+    task = replace(TASK, nodes=len(nodes))
+    action = decide_attempt(view(nodes, gone=tuple(gone), task=task), LATER)
+    if isinstance(action, RepairGang):
+        kept = [x for x in nodes if x.rank not in action.ranks]
+        assert kept
+        assert action.ranks
+        assert all(x.exit_outcome in (STOPPED, EXIT) and x.rank not in gone for x in kept)
+
+
+def test_the_wait_costs_no_more_than_a_new_start_of_all_nodes() -> None:
+    attempt = view(LOST_ONE).attempt  # which took four minutes to start
+    assert wait_for_capacity(attempt, 1) == timedelta(minutes=4) * 4 / 3 + timedelta(seconds=5)
+    quick = replace(attempt, running_at=T0 + timedelta(seconds=1))
+    assert wait_for_capacity(quick, 1) == timedelta(minutes=1, seconds=5)
+    slow = replace(attempt, running_at=T0 + timedelta(hours=2))
+    assert wait_for_capacity(slow, 3) == timedelta(minutes=15, seconds=5)
+
+
+def test_a_single_node_is_never_repaired() -> None:
+    assert not can_repair(replace(TASK, nodes=1))
+    assert can_repair(TASK)
