@@ -10,6 +10,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import unquote
 
@@ -20,6 +21,9 @@ from tests.contract.replica_stand_in import ReplicaStandIn
 
 from cavvy.capabilities.serving.gateway.client_keys import SERVICE_KEY
 
+of_models = pytest.mark.skipif(
+    find_spec("cavvy.capabilities.language_models") is None, reason="it has the paths of models"
+)
 KEY = "a-random-key-of-a-test"
 MADE = f"{SERVICE_KEY}of-the-keyed-service"  # as Cavvy makes its keys
 SERVICE = {
@@ -417,6 +421,7 @@ class GatewaySuite:
             assert talk.read().status == 200
         assert MADE not in str(replicas[0].seen)
 
+    @of_models
     def test_nothing_of_cavvy_passes_by_the_route_for_models_or_with_a_deferred_call(
         self, plane: Any, replicas: list[ReplicaStandIn]
     ) -> None:
@@ -469,6 +474,7 @@ class GatewaySuite:
         assert ask(plane.port, "GET", "/socket", origin=origin, **WEB_SOCKET).status == 403
         assert one.seen == []
 
+    @of_models
     @pytest.mark.parametrize(
         ("host", "passes"),
         [
@@ -518,6 +524,7 @@ class GatewaySuite:
         image["referer"] = "https://evil.example/https://app.example/"
         assert ask(plane.port, "GET", "/echo", **image).status == 403
 
+    @of_models
     def test_pages_of_named_origins_may_call_models(
         self, plane: Any, replicas: list[ReplicaStandIn]
     ) -> None:

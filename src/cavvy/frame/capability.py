@@ -146,4 +146,7 @@ class Capability(NamedTuple):
     # the class of what commands of jobs ask of services, since task files describe services, too
     # (`cli.reach.services.ServiceCommands`)
     service_commands: str = ""
+    # the class of the gateway's paths that belong to no single service
+    # (`capabilities.serving.gateway.door.SharedPaths`)
+    gateway_paths: str = ""
     tools: tuple[str, ...] = ()  # functions that coding agents may call: they read, or cost nothing

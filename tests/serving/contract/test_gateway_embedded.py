@@ -25,6 +25,7 @@ from tests.contract.gateway_suite import (
     SERVICE,
     SMALL,
     GatewaySuite,
+    of_models,
     replicas,
 )
 from tests.contract.http_talk import Background, Talk, ask, write_request
@@ -525,6 +526,7 @@ def test_errors_of_a_canary_are_counted_and_no_request_waits_for_it(
     assert plane.facts("canary")["canary"]["new"]["requests"] == 0, "another revision"
 
 
+@of_models
 def test_a_body_is_read_only_if_some_service_knows_the_key(
     plane: Embedded, replicas: list[ReplicaStandIn]
 ) -> None:
@@ -547,6 +549,7 @@ def test_a_body_is_read_only_if_some_service_knows_the_key(
         plane.set_services(*SERVICES)
 
 
+@of_models
 def test_another_service_gets_neither_the_requests_nor_the_keys_of_a_model(
     plane: Embedded, replicas: list[ReplicaStandIn]
 ) -> None:
@@ -589,6 +592,7 @@ def make_key(name: str, **terms: Any) -> tuple[str, dict[str, Any]]:
 def projects(plane: Embedded, replicas: list[ReplicaStandIn]) -> Iterator[dict[str, Any]]:
     """Two projects that serve the model m1: `vault` with a key, `research` without keys. `vault`
     also serves m2 without keys, and `default` serves m3."""
+    pytest.importorskip("cavvy.capabilities.language_models")
     key, known = make_key("good")
     services = {
         "good": {"project": "vault", "models": ["m1"], "keyed": True, "keys": [known]},

@@ -17,10 +17,10 @@ import msgspec
 import pytest
 
 import cavvy.capabilities.serving.gateway
+from cavvy.capabilities.serving.gateway.call_store import CallStore
 from cavvy.capabilities.serving.gateway.config import GatewayConfig, ReplicaAddress
 from cavvy.capabilities.serving.gateway.deferred import DeferredCalls
 from cavvy.capabilities.serving.gateway.door import Door
-from cavvy.capabilities.serving.gateway.file_store import CallStore
 from cavvy.capabilities.serving.gateway.inbound import ClientConnections, InboundConnection
 from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
 
@@ -47,7 +47,7 @@ REQUESTS = {
     ),
     "with a key, a rate, and a path that could be a model's": (
         b"GET /near/v1/x HTTP/1.1\r\nHost: localhost\r\nX-API-Key: %b\r\n\r\n" % KEY,
-        ["inbound", "door", "model_route", *TO_THE_REPLICA[2:]],
+        TO_THE_REPLICA,
     ),
 }
 

@@ -1,13 +1,12 @@
 """The gateway's pure parts: heads, bodies, balance, rates and estimates."""
 
 import base64
-import json
 import math
 from typing import Any
 
 import httptools
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.hostile.gateway_fuzz import make_requests
 
@@ -28,7 +27,6 @@ from cavvy.capabilities.serving.gateway.heads import (
     HeadError,
     parse_request,
 )
-from cavvy.capabilities.serving.gateway.model_route import ModelRoutes, read_model
 from cavvy.capabilities.serving.gateway.own_values import OwnValues, describe_owner
 from cavvy.capabilities.serving.gateway.rates import ServiceRates, TokenBucket
 from cavvy.capabilities.serving.gateway.statistics import estimate_retry_s
@@ -352,29 +350,6 @@ def test_of_too_many_addresses_the_one_that_was_silent_for_longest_is_forgotten(
     assert take(1), "it was forgotten"
 
 
-@example("", "n", b"", False)
-@given(st.text(max_size=20), st.text(max_size=9), st.binary(max_size=20), st.booleans())
-def test_the_model_is_found_in_the_beginning_as_in_the_whole(
-    model: str, key: str, rest: bytes, nested: bool
-) -> None:
-    other: object = [{"model": key}, {"x": '"model": "y"'}] if nested else {"model": key}
-    body = json.dumps({"messages": other, f"m{key}": None, "model": model, "n": 1}).encode()
-    assert read_model(body, True) == model
-    assert read_model(body + rest, False) == model
-    cut = body.rindex(b'"n"')  # the key may be "n", too
-    assert read_model(body[:cut], False) == model
-    assert read_model(json.dumps({"a": other}).encode(), False) is None
-
-
-@pytest.mark.parametrize("start", [b'{"', b'{"model":"'])
-@pytest.mark.parametrize("end", [b"", b"\\"])
-def test_a_string_that_is_not_closed_is_read_once(start: bytes, end: bytes) -> None:
-    """A search that began again at each of these quotation marks would take longer than any test
-    may.
-    """
-    assert read_model(start + b'\\"' * 200_000 + end, False) is None
-
-
 def test_a_request_that_one_limit_refuses_counts_in_no_limit() -> None:
     head = parse_request(b"GET /v1/x HTTP/1.1\r\nHost: a\r\n\r\n", GatewayLimits())
     rates = ServiceRates(
@@ -437,16 +412,3 @@ def test_requests_are_counted_by_headers_that_do_not_go_on_too(name: str) -> Non
         return rates.take(head, b"/", "", b"", 0.0) is None
 
     assert [call("a"), call("b"), call("a")] == [True, True, False]
-
-
-def test_bodies_without_a_model_hold_a_bounded_amount_of_memory() -> None:
-    limits = GatewayLimits(hold_bytes=10, model_bytes=100)
-    routes = ModelRoutes(lambda *_: None, limits, lambda *_: None)
-    may_hold = routes.may_hold
-    assert may_hold(50, NO_LENGTH), "a chunked body"
-    assert may_hold(50, 100)
-    assert not may_hold(50, 101), "the whole body would be too long"
-    assert not may_hold(101, NO_LENGTH)
-    routes.held_bytes = 1 << 30  # of many bodies
-    assert not may_hold(50, 100)
-    assert may_hold(9, 100), "each body may still name its model at its beginning"

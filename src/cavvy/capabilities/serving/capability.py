@@ -44,18 +44,11 @@ CAPABILITY = Capability(
             after="services",
         ),
         Command(
-            name="chat",
-            place=f"{_HERE}.call_command:chat_command",
-            summary="Talk to the language model of a service.",
-            section="Serve requests",
-            after="call",
-        ),
-        Command(
             name="key",
             place=f"{_HERE}.services_command:key_command",
             summary="Create, list and revoke keys for calls to a service.",
             section="Serve requests",
-            after="chat",
+            after="chat call",
             called="services key",
         ),
         Command(

@@ -16,14 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import TypeVar
 
-from cavvy.capabilities.serving.gateway.config import GatewayLimits
-from cavvy.capabilities.serving.gateway.exchange import Exchange
-from cavvy.capabilities.serving.gateway.file_store import (
+from cavvy.capabilities.serving.gateway.call_store import (
     CallStore,
     KnownCall,
     StoredCall,
     StoredResult,
 )
+from cavvy.capabilities.serving.gateway.config import GatewayLimits
+from cavvy.capabilities.serving.gateway.exchange import Exchange
 from cavvy.capabilities.serving.gateway.heads import ResponseHead, parse_request
 from cavvy.capabilities.serving.gateway.own_answers import (
     OVERSIZED,

@@ -2,13 +2,12 @@
 
 import asyncio
 import re
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
+from typing import Any, Protocol, cast
 
 from cavvy.capabilities.serving.gateway.admission import Admission
-from cavvy.capabilities.serving.gateway.batch_runs import BatchRuns
 from cavvy.capabilities.serving.gateway.config import (
     GatewayConfig,
     GatewayConfigError,
@@ -18,15 +17,8 @@ from cavvy.capabilities.serving.gateway.config import (
 )
 from cavvy.capabilities.serving.gateway.deferred import DeferredCalls
 from cavvy.capabilities.serving.gateway.fallbacks import Fallbacks
-from cavvy.capabilities.serving.gateway.file_store import FileStore
 from cavvy.capabilities.serving.gateway.heads import HeadMemo, RequestHead
 from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
-from cavvy.capabilities.serving.gateway.model_route import (
-    ModelRoutes,
-    explain_path,
-    read_model_path,
-)
-from cavvy.capabilities.serving.gateway.openai_files import OpenAiFiles
 from cavvy.capabilities.serving.gateway.own_answers import Answer, AnswerCode, OwnAnswer
 from cavvy.capabilities.serving.gateway.own_values import OwnValues
 from cavvy.capabilities.serving.gateway.redirects import misses_slash, write_redirect
@@ -36,10 +28,44 @@ from cavvy.capabilities.serving.gateway.service_queue import ServiceQueue
 from cavvy.capabilities.serving.gateway.statistics import ServiceFacts
 from cavvy.capabilities.serving.gateway.traces import RequestTraces
 from cavvy.domain.targets import host_name, is_loopback_name
+from cavvy.frame.discover import load_all
 
 _KNOWN_HOSTS_MAX = 1000
 _REQUEST_ID = re.compile(rb"[0-9A-Za-z-]{1,100}")
 _NO_SERVICE = OwnAnswer(404, AnswerCode.NO_SERVICE, "no service has this host name and path")
+
+Open = Callable[[ClientRequest, ServiceQueue], OpenRequest | Answer]
+
+
+class SharedPaths(Protocol):
+    """Paths of the gateway that belong to no single service, such as those of models. A capability
+    makes them from the gateway's configuration, and what opens a request at a service.
+    """
+
+    def set_services(self, services: Iterable[ServiceQueue]) -> None:
+        """Learn which services there are."""
+
+    def find(self, head: RequestHead) -> Any | None:
+        """Return which of these paths a request is for, or None. They take precedence over a
+        service whose path prefix matches the request.
+        """
+
+    def open_request(self, request: ClientRequest, at: Any) -> OpenRequest | Answer | None:
+        """Return the open request for what `find` has found, or its answer, or None if it is one of
+        an unknown path.
+        """
+
+    def explain(self, head: RequestHead) -> Answer | None:
+        """Return the answer to a request that is for none of them, but resembles one, or None."""
+
+    def tick(self, now: float) -> None:
+        """Called once a second, with the monotonic time."""
+
+    def stop(self) -> None:
+        """Begin no more work of its own."""
+
+    async def close(self) -> None:
+        """End what it does."""
 
 
 class Door:
@@ -62,12 +88,7 @@ class Door:
         self._admission = Admission(config, calls, self.fallbacks, traces)
         self._routes: Routes[ServiceQueue] = Routes(())
         self._state = Path(config.state)
-        store = FileStore(self._state / "openai")
-        self.runs = BatchRuns(
-            store, config.limits, lambda owners, model: self._models.find_owned(owners, model)
-        )
-        self.files = OpenAiFiles(self.runs)
-        self._models = ModelRoutes(self._admission.open, config.limits, self.files.open)
+        self.shared = find_shared_paths(config, self._admission.open)
         self._behind_proxy = config.behind_proxy
         self._any_name = config.any_name or not is_loopback_name(config.host)
         self._known_hosts: dict[bytes, bool] = {}  # whether requests with this Host are answered
@@ -97,7 +118,8 @@ class Door:
                 new.adopt(old)
         gone, self.services = self.services, services
         self._routes = Routes((service.route, service) for service in services.values())
-        self._models.set_services(services.values())
+        if self.shared is not None:
+            self.shared.set_services(services.values())
         self._known_hosts.clear()
         for old in gone.values():
             old.close()
@@ -164,7 +186,7 @@ class Door:
         if route.prefix:
             # a project or service named v1 must not get the requests, and the keys, that are for
             # models
-            if read_model_path(head):
+            if self.shared is not None and self.shared.find(head) is not None:
                 return self._open_unrouted(request)
             if route.strip_prefix and misses_slash(head, route):
                 request.shares = bool(service.keys and head.origin)
@@ -176,12 +198,14 @@ class Door:
 
     def _open_unrouted(self, request: ClientRequest) -> OpenRequest | Answer:
         """Open a request whose path belongs to no single service."""
-        at = read_model_path(request.head)
+        if self.shared is None:
+            return _NO_SERVICE
+        at = self.shared.find(request.head)
         if at is None:
-            return explain_path(request.head) or _NO_SERVICE
+            return self.shared.explain(request.head) or _NO_SERVICE
         if not self._answers(request.head.host):
             return _refuse_host(request.head)
-        return self._models.open_request(request, at, time.time()) or _NO_SERVICE
+        return self.shared.open_request(request, at) or _NO_SERVICE
 
     def _answers(self, host: bytes) -> bool:
         """Return whether the gateway answers requests with this Host. A loopback address answers
@@ -196,6 +220,13 @@ class Door:
                 self._known_hosts.clear()
             self._known_hosts[host] = known
         return known
+
+
+def find_shared_paths(config: GatewayConfig, admit: Open) -> SharedPaths | None:
+    """Return the paths that belong to no single service, or None if no capability has any."""
+    for _, make in load_all(lambda each: (each.gateway_paths,) if each.gateway_paths else ()):
+        return cast(SharedPaths, make(config, admit))
+    return None
 
 
 def _trust_proxy(request: ClientRequest) -> None:

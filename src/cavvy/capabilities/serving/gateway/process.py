@@ -24,6 +24,7 @@ from time import monotonic
 import uvloop
 
 from cavvy.capabilities.serving.addresses import explain_address
+from cavvy.capabilities.serving.gateway.call_store import CallStore
 from cavvy.capabilities.serving.gateway.config import (
     GatewayConfig,
     GatewayConfigError,
@@ -34,7 +35,6 @@ from cavvy.capabilities.serving.gateway.config import (
 from cavvy.capabilities.serving.gateway.control_socket import ControlSocket
 from cavvy.capabilities.serving.gateway.deferred import DeferredCalls
 from cavvy.capabilities.serving.gateway.door import Door
-from cavvy.capabilities.serving.gateway.file_store import CallStore
 from cavvy.capabilities.serving.gateway.inbound import ClientConnections, InboundConnection
 from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
 from cavvy.capabilities.serving.gateway.metrics import MetricsServer
@@ -84,7 +84,8 @@ async def serve(config: GatewayConfig) -> None:
     connections = ClientConnections(config.limits)
     ticks = _Ticks(door, connections, calls)
     calls.resume(door.services.get)
-    door.files.tick(monotonic())
+    if door.shared is not None:
+        door.shared.tick(monotonic())
     stop: asyncio.Future[float] = asyncio.get_running_loop().create_future()
     control = ControlSocket(
         Path(config.control), door, connections, lambda drain_s: _set(stop, drain_s)
@@ -102,14 +103,16 @@ async def serve(config: GatewayConfig) -> None:
         server.close()
         if metrics is not None:
             metrics.close()  # the next gateway uses the port already while this one drains
-        door.runs.closing = True
+        if door.shared is not None:
+            door.shared.stop()
         connections.close_idle()
         await _drain(ticks, monotonic() + stop.result())
         connections.refuse_waiting()
         await _drain(ticks, monotonic() + _REFUSAL_S)
     finally:
         await control.close()
-        await door.runs.close()
+        if door.shared is not None:
+            await door.shared.close()
         await calls.close()
         door.keep_work()
         kept.close()
@@ -129,7 +132,8 @@ class _Ticks:
         now = monotonic()
         self.connections.check(now)
         self._calls.check(now)
-        self._door.files.tick(now)
+        if self._door.shared is not None:
+            self._door.shared.tick(now)
         self._door.end_second()
         self._count += 1
         if self._count % _EXPIRE_EVERY == 0:

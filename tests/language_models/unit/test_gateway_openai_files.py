@@ -14,23 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.waits import PATIENCE_S
 
-from cavvy.capabilities.serving.gateway import batch_runs, openai_files
-from cavvy.capabilities.serving.gateway.batch_runs import (
+from cavvy.capabilities.language_models import batch_runs, openai_files
+from cavvy.capabilities.language_models.batch_runs import (
     BatchRun,
     BatchRuns,
     check_line,
     is_urgent,
     may_repeat,
 )
-from cavvy.capabilities.serving.gateway.config import (
-    ClientKey,
-    GatewayLimits,
-    RateLimit,
-    ReplicaAddress,
-    ServiceRoute,
-)
-from cavvy.capabilities.serving.gateway.exchange import Exchange
-from cavvy.capabilities.serving.gateway.file_store import (
+from cavvy.capabilities.language_models.file_store import (
     LINE_MAX,
     BatchState,
     FileStore,
@@ -39,12 +31,20 @@ from cavvy.capabilities.serving.gateway.file_store import (
     StoredFile,
     read_lines,
 )
+from cavvy.capabilities.language_models.model_route import ModelRoutes, read_model_path
+from cavvy.capabilities.language_models.openai_files import OpenAiFiles, UploadRequest
+from cavvy.capabilities.language_models.upload_form import FormError, UploadForm
+from cavvy.capabilities.serving.gateway.config import (
+    ClientKey,
+    GatewayLimits,
+    RateLimit,
+    ReplicaAddress,
+    ServiceRoute,
+)
+from cavvy.capabilities.serving.gateway.exchange import Exchange
 from cavvy.capabilities.serving.gateway.heads import HeadMemo
-from cavvy.capabilities.serving.gateway.model_route import ModelRoutes, read_model_path
-from cavvy.capabilities.serving.gateway.openai_files import OpenAiFiles, UploadRequest
 from cavvy.capabilities.serving.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.capabilities.serving.gateway.service_queue import ServiceQueue
-from cavvy.capabilities.serving.gateway.upload_form import FormError, UploadForm
 from cavvy.domain.values import replace
 
 CHAT = "/v1/chat/completions"

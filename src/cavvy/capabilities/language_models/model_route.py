@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from cavvy.capabilities.language_models.upload_form import find_boundary
 from cavvy.capabilities.serving.gateway.bodies import NO_JSON
 from cavvy.capabilities.serving.gateway.config import USUAL_PROJECT, ClientKey, GatewayLimits
 from cavvy.capabilities.serving.gateway.heads import RequestHead
@@ -30,7 +31,6 @@ from cavvy.capabilities.serving.gateway.response_holders import PATH as RESPONSE
 from cavvy.capabilities.serving.gateway.response_holders import read_response_id
 from cavvy.capabilities.serving.gateway.seams import ClientRequest, OpenRequest
 from cavvy.capabilities.serving.gateway.service_queue import ServiceQueue
-from cavvy.capabilities.serving.gateway.upload_form import find_boundary
 from cavvy.domain.values import Struct
 
 _PATH = re.compile(rb"(?:/([a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?))?(/v1/[^?]*)")

@@ -22,20 +22,20 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from cavvy.capabilities.serving.gateway.bodies import NO_JSON
-from cavvy.capabilities.serving.gateway.config import ClientKey, GatewayLimits
-from cavvy.capabilities.serving.gateway.deferred import BackgroundWork, DeferredSink
-from cavvy.capabilities.serving.gateway.exchange import Exchange
-from cavvy.capabilities.serving.gateway.file_store import (
+from cavvy.capabilities.language_models.file_store import (
     LINE_MAX,
     BatchProblem,
     BatchState,
     FileStore,
     LongLine,
     StoredBatch,
-    StoredResult,
     read_lines,
 )
+from cavvy.capabilities.serving.gateway.bodies import NO_JSON
+from cavvy.capabilities.serving.gateway.call_store import StoredResult
+from cavvy.capabilities.serving.gateway.config import ClientKey, GatewayLimits
+from cavvy.capabilities.serving.gateway.deferred import BackgroundWork, DeferredSink
+from cavvy.capabilities.serving.gateway.exchange import Exchange
 from cavvy.capabilities.serving.gateway.heads import parse_request
 from cavvy.capabilities.serving.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.capabilities.serving.gateway.service_queue import ServiceQueue

@@ -17,15 +17,16 @@ from urllib.parse import parse_qs, unquote
 
 import msgspec
 
-from cavvy.capabilities.serving.gateway.batch_runs import BatchRuns
-from cavvy.capabilities.serving.gateway.bodies import NO_JSON
-from cavvy.capabilities.serving.gateway.file_store import (
+from cavvy.capabilities.language_models.batch_runs import BatchRuns
+from cavvy.capabilities.language_models.file_store import (
     OPEN_STATES,
     BatchState,
     FileStore,
     StoredBatch,
     StoredFile,
 )
+from cavvy.capabilities.language_models.upload_form import FormError, UploadForm, find_boundary
+from cavvy.capabilities.serving.gateway.bodies import NO_JSON
 from cavvy.capabilities.serving.gateway.heads import ResponseHead
 from cavvy.capabilities.serving.gateway.own_answers import (
     OVERSIZED,
@@ -36,7 +37,6 @@ from cavvy.capabilities.serving.gateway.own_answers import (
 )
 from cavvy.capabilities.serving.gateway.responses import ClientResponse
 from cavvy.capabilities.serving.gateway.seams import ClientRequest, OpenRequest, ResponseSink
-from cavvy.capabilities.serving.gateway.upload_form import FormError, UploadForm, find_boundary
 from cavvy.domain.values import Struct
 
 ENDPOINTS = (

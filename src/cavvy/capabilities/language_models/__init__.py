@@ -1,0 +1,1 @@
+"""Language models on services: OpenAI's API for all models of a project, its files and batches."""
