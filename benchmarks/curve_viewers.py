@@ -41,12 +41,17 @@ resources: {providers: local, cpu: 0.1}
 """
 
 
-async def view(client: httpx.AsyncClient, address: str, begin: float) -> int:
-    """Request the curves until the task is cancelled. Returns never."""
+async def view(client: httpx.AsyncClient, address: str, begin: float, answered: list[int]) -> None:
+    """Request the curves until the task is cancelled, and count the answers."""
     await asyncio.sleep(begin)
     due = time.monotonic()
     while True:
-        (await client.get(address)).raise_for_status()
+        try:
+            answer = await client.get(address)
+        except httpx.RemoteProtocolError:  # an unused connection has just been closed
+            answer = await client.get(address)  # as browsers do
+        answer.raise_for_status()
+        answered[0] += 1
         due += LIVE_S
         await asyncio.sleep(max(0.0, due - time.monotonic()))
 
@@ -60,12 +65,15 @@ async def watch(address: str, job: str, options: argparse.Namespace, pids: tuple
     async with httpx.AsyncClient(base_url=site, limits=limits, timeout=60) as client:
         await client.get(address)
         alone = await use_of(pids, options.seconds / 2)
+        answered = [0]
         viewers = [
-            asyncio.create_task(view(client, page, LIVE_S * number / options.viewers))
+            asyncio.create_task(view(client, page, LIVE_S * number / options.viewers, answered))
             for number in range(options.viewers)
         ]
         await asyncio.sleep(LIVE_S + 2)
+        before, began = answered[0], time.monotonic()
         used = await use_of(pids, options.seconds)
+        rate = (answered[0] - before) / (time.monotonic() - began)
         for each in viewers:
             each.cancel()
         ended = await asyncio.gather(*viewers, return_exceptions=True)
@@ -74,6 +82,8 @@ async def watch(address: str, job: str, options: argparse.Namespace, pids: tuple
         ("the server's use of a core, for viewers", used[0] - alone[0], 10.0, "%"),
         ("viewers that failed", float(len(failed)), 0.0, ""),
     )
+    wanted = options.viewers / LIVE_S
+    print(f"{rate:.0f} of {wanted:.0f} answers a second: a busy machine gives fewer")
     rows = [
         (what, figure, bar, unit, record(what, figure, bar, unit))
         for what, figure, bar, unit in judged

@@ -2,7 +2,7 @@
 rerun`, `cavvy diff` and the console use it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 
 from msgspec import Struct
@@ -87,12 +87,18 @@ def compare_jobs(first: JobDetail, second: JobDetail) -> list[tuple[str, object,
     """Return the dotted names of the properties that differ, sorted, with both values; None if a
     run lacks the property. Texts of several lines are given by their size and hash.
     """
-    a, b = (dict(_list_facts(job)) for job in (first, second))
-    return [
-        (name, _shorten(name, a.get(name)), _shorten(name, b.get(name)))
-        for name in sorted({*a, *b})
-        if a.get(name) != b.get(name)
-    ]
+    return [(name, one, two) for name, (one, two) in compare_all([first, second])]
+
+
+def compare_all(jobs: Sequence[JobDetail]) -> list[tuple[str, Sequence[object]]]:
+    """Return the same of several jobs: the names of what is not equal in all, with the values."""
+    facts = [dict(_list_facts(job)) for job in jobs]
+    found: list[tuple[str, Sequence[object]]] = []
+    for name in sorted({name for each in facts for name in each}):
+        values = [each.get(name) for each in facts]
+        if any(value != values[0] for value in values):
+            found.append((name, [_shorten(name, value) for value in values]))
+    return found
 
 
 def find_replica(first: JobDetail, second: JobDetail) -> str:
@@ -111,7 +117,7 @@ def _is_replica(job: JobDetail) -> bool:
 def _list_facts(job: JobDetail) -> Iterator[tuple[str, object]]:
     """Yield the dotted name and the value of every property of a run."""
     yield from _flatten("task", decode(job.task))
-    origin = decode(job.origin)
+    origin = decode(job.origin) or {}
     origin.pop("rerun_of", None)
     origin.pop("path", None)  # differs between terminals
     yield from _flatten("origin", origin)

@@ -8,7 +8,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec import Raw, structs
+from msgspec.json import encode
 from tests.console_rig import CannedClient, detail, listing, sign_in
 from tests.curves.unit.test_curve_part import curve
 
@@ -104,6 +105,26 @@ def page(query: str, count: int = 6, **more: Any) -> str:
 
 def words(text: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())
+
+
+def test_code_and_environment_are_compared_if_asked_for() -> None:
+    assert "Show what differs" in page("job=id-1&job=id-2")
+    tasks = [
+        {"run": "python train.py", "env": {"SEED": str(each)}, "params": {"lr": each}}
+        for each in range(2)
+    ]
+    jobs = {
+        f"/v1/projects/default/jobs/id-{each}": detail(
+            name=f"fit.{each}", id=f"id-{each}", attempt=1, task=Raw(encode(task))
+        )
+        for each, task in enumerate(tasks)
+    }
+    text = page("details=1", count=2, **jobs)
+    part = text[text.index('id="details"') :]
+    part = part[: part.index("</section>")]
+    assert re.findall(r"<code>([^<]+)</code>", part) == ["task.env.SEED"]
+    assert re.findall(r'<td class="reason">([^<]+)</td>', part) == ["1", "0"], "the best first"
+    assert "Nothing else differs" in page("details=1", count=3)
 
 
 def test_runs_are_sorted_by_their_best_value() -> None:

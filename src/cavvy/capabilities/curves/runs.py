@@ -5,6 +5,7 @@ which settings mattered.
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from math import log10
 from random import Random
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from cavvy.capabilities.curves.wire import (
     read_params_of_jobs,
 )
 from cavvy.client import ApiClient
+from cavvy.client.reruns import compare_all, show_value
 from cavvy.client.wire import JobListing
 from cavvy.console.pages.page import UNFINISHED, Page, find_project, list_projects, memory_of
 from cavvy.domain.units import format_number
@@ -32,6 +34,10 @@ _KEPT_S = 5.0
 _SEED = 1  # so that a page shows the same intervals each time
 _MOST_PARAMS = 40  # columns
 _DRAWN = 2  # charts that are drawn first, before the page's script asks for more
+_MOST_COMPARED = 12  # runs whose code, environment and machine are compared
+_MOST_ROWS = 60
+_COMPARED = ("task.", "origin.", "offer.")
+_SHOWN_ABOVE = ("task.params", "task.name", "origin.overrides.params")
 _MOST_AXES = 10
 _WIDTH, _HEIGHT = 1000, 220  # of the picture of parallel coordinates
 _BEST_PART = 0.25  # of the runs, which the picture shows in colour
@@ -68,6 +74,8 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
         "chosen": asked.getlist("job"),
         "count": len(jobs),
         "rows": [],
+        "details": None,
+        "details_link": "?" + urlencode([*asked.multi_items(), ("details", "1")]),
     }
     if not ids:
         return Page("Runs", "cavvy.capabilities.curves:runs.html", values)
@@ -120,7 +128,29 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "is_log": False,
         },
     }
+    if asked.get("details") and len(runs) > 1:
+        values["details"] = _compare(client, request, [each.job for each in runs[:_MOST_COMPARED]])
     return Page("Runs", "cavvy.capabilities.curves:runs.html", values)
+
+
+def _compare(
+    client: ApiClient, request: Request, jobs: Sequence[JobListing]
+) -> tuple[Sequence[str], Sequence[tuple[str, Sequence[object]]]]:
+    """Return the names of runs, and what differs beside parameters and results: the code, the
+    environment, the machine and its price."""
+    memory = memory_of(request)
+    details = [
+        memory.recall(
+            ("run-detail", each.id, each.since), partial(client.job, each.project, each.id)
+        )
+        for each in jobs
+    ]
+    rows = [
+        (name, ["–" if value is None else show_value(name, value) for value in values])
+        for name, values in compare_all(details)
+        if name.startswith(_COMPARED) and not name.startswith(_SHOWN_ABOVE)
+    ]
+    return [each.name for each in details], rows[:_MOST_ROWS]
 
 
 def _read_first(
