@@ -188,28 +188,32 @@ def test_fields_change_the_file_and_offers_follow() -> None:
     assert 'id="task-form"' not in page
 
 
+def offer(**fields: Any) -> wire.OfferView:
+    usual = {
+        "key": "k",
+        "provider": "lambda",
+        "region": "us-east",
+        "zone": None,
+        "instance_type": "gpu_1x_a100",
+        "accelerator": "A100",
+        "accelerators": 1.0,
+        "accelerator_memory_mib": 40960,
+        "vcpus": 30.0,
+        "memory_mib": 204800,
+        "purchase": "on-demand",
+        "rate_micros_per_hour": 1_290_000,
+        "ready": False,
+        "places": 1,
+        "as_of": None,
+    }
+    return wire.OfferView(**usual | fields)
+
+
 def test_who_has_no_provider_sees_list_prices() -> None:
     asking = client()
     refused = ApiError("no-offer", "nothing has an A100", "set a provider up", 422)
     asking.answers["POST " + CHECK] = refused
-    offer = wire.OfferView(
-        key="k",
-        provider="lambda",
-        region="us-east",
-        zone=None,
-        instance_type="gpu_1x_a100",
-        accelerator="A100",
-        accelerators=1.0,
-        accelerator_memory_mib=40960,
-        vcpus=30.0,
-        memory_mib=204800,
-        purchase="on-demand",
-        rate_micros_per_hour=1_290_000,
-        ready=False,
-        places=1,
-        as_of=None,
-    )
-    asking.answers["/v1/projects/default/offers"] = wire.OfferPage(offers=[offer], total=1)
+    asking.answers["/v1/projects/default/offers"] = wire.OfferPage(offers=[offer()], total=1)
     task = TASK + "resources: {gpu: A100}\nlimits: {duration: 2h}\n"
     page = sign_in(asking).post("/submit", data=form(task)).text
     assert "nothing has an A100" in page
@@ -217,6 +221,20 @@ def test_who_has_no_provider_sees_list_prices() -> None:
         assert text in page
     [query] = [each for each in asking.asked if "/offers?" in each]
     assert "gpu=A100" in query
+
+
+def test_a_page_of_offers_is_short_until_more_are_asked_for() -> None:
+    asking = client()
+    many = [offer(key=f"k{each}", instance_type=f"type-{each}") for each in range(120)]
+    asking.answers["/v1/projects/default/offers"] = wire.OfferPage(offers=many, total=300)
+    browser = sign_in(asking)
+    text = browser.get("/offers?gpu=A100").text
+    assert text.count('<tr id="offer-') == 40
+    [more] = re.findall(r'<a href="([^"]+)">Show more rows', text)
+    longer = browser.get(html.unescape(more)).text
+    assert longer.count('<tr id="offer-') == 100
+    assert "Show more rows" not in longer
+    assert "200 more match" in longer
 
 
 def test_a_plan_ranks_what_the_server_can_rent() -> None:

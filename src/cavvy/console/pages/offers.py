@@ -41,7 +41,7 @@ _PICTURES = (
     ("containers", "Which providers run and build container images"),
     ("serverless", "Replicas that are scaled to zero, and managed endpoints"),
 )
-_SHOWN = 100  # rows of the table
+_SHOWN, _MOST_SHOWN = 40, 100  # rows of the table: at first, and if more are asked for
 _TEXTS = ("gpu", "provider", "region")
 _PURCHASES = {"": "auto", "spot": "only", "on-demand": "never"}
 _COUNTS = (1, 2, 4, 8)  # numbers of GPUs with a link
@@ -106,6 +106,8 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
     rated = sorted(map(_rate, page.offers), key=_SORTS[sort])
     extra = {"sort": sort} if sort != "price" else {}
     extra |= {"hours": hours} if hours != "1" else {}
+    is_long = asked.get("rows") == "more"
+    shown = rated[: _MOST_SHOWN if is_long else _SHOWN]
 
     def link(**more: object) -> str:
         return "/offers?" + urlencode({**given, **extra, **more})
@@ -119,11 +121,12 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "projects": sorted({*list_projects(client, request), project}),
             "given": {**dict.fromkeys((*_TEXTS, "buy", "ready"), ""), **given},
             "refusal": found.refusal,
-            "rows": rated[:_SHOWN],
+            "rows": shown,
             "total": page.total,
-            "left_out": page.total - len(rated[:_SHOWN]),
+            "left_out": page.total - len(shown),
+            "longer": "" if is_long or len(rated) <= _SHOWN else link(rows="more"),
             "hours": int(hours),
-            "chart": charts.scatter(_list_points(rated[:_SHOWN])) if rated else None,
+            "chart": charts.scatter(_list_points(shown)) if rated else None,
             "counts": [(each, link(gpu=f"{model}:{each}")) for each in _COUNTS],
             "lengths": [(each, link(hours=each)) for each in _HOURS],
             "sorts": [(each, link(sort=each), each == sort) for each in _SORTS],
