@@ -299,7 +299,7 @@ def _read_options(
     elif words:
         # A single word is a command line for the shell, as with ssh. Several words are a program
         # and its arguments.
-        line = words[0] if len(words) == 1 else shlex.join(words)
+        line = words[0] if len(words) == 1 else _join_words(words, overrides)
         if file is None:
             told = click.get_current_context().meta
             file = told.get(_NAME) or Path(words[0].split(" ")[0]).name
@@ -395,6 +395,19 @@ def read_script_task(
     for note in found.notes:
         note_out(note)
     return json.dumps(found.keys)
+
+
+def _join_words(words: list[str], overrides: dict[str, Any]) -> str:
+    """Return the words of a command as a line. On several nodes, a launcher is told of them."""
+    if str(overrides.get("nodes") or 1) == "1":
+        return shlex.join(words)
+    from cavvy.cli.task.launch_lines import add_other_nodes
+
+    found = add_other_nodes(words)
+    if found is None:
+        return shlex.join(words)
+    click.echo(f"note: {found[1]} is told of the other nodes: {found[0]}", err=True)
+    return found[0]
 
 
 def _names_file(line: str) -> bool:
