@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cavvy.client.blobs import download_snapshot
-from cavvy.client.service_wire import make_model_folder
+from cavvy.client.model_folder import make_model_folder
 from cavvy.sdk.client import Client
 
 _BELOW = "results"
