@@ -1,5 +1,6 @@
 """Ranks for tests: processes forked from a warm one, each with the environment that its test gives
-it.
+it. Scripts are forked, too, and so are the ranks that torchrun starts: most of their CPU time would
+be the import of PyTorch.
 
 The warm process has PyTorch imported and has computed nothing, so that a rank starts in
 milliseconds and without threads that a fork would lose. Ranks meet in a store that the test itself
@@ -8,26 +9,31 @@ torch.set_num_threads, which ends the threads of a pool that it has just made, w
 there for good on a loaded machine.
 """
 
+import atexit
 import faulthandler
 import multiprocessing
 import multiprocessing.forkserver
 import os
 import runpy
 import signal
+import subprocess
 import sys
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn
 from unittest import mock
 
 import torch.distributed as dist
+import torch.distributed.run
 from tests.waits import PATIENCE_S
 
 WARM = multiprocessing.get_context("forkserver")
@@ -36,6 +42,7 @@ WARM.set_forkserver_preload(
         "torch._dynamo",
         "torch.distributed.fsdp",
         "torch.distributed.pipelining",
+        "torch.distributed.run",
         "sklearn.datasets",
         "tests.train.programs",
     ]
@@ -167,33 +174,156 @@ def _be_rank(pipe: Connection, env: dict[str, str], folder: str, work: Work, arg
 
 def run_script(arguments: list[str], env: dict[str, str], folder: Path, code: int = 0) -> str:
     """What a script prints that runs in a folder, as `python -W error` would run it. Fails if it
-    ends otherwise than with `code`, or with minus the number of a signal.
-
-    `arguments` begin with the path of the script. Most of its CPU time would be its imports, which
-    the warm process has done.
+    ends otherwise than with `code`, or with minus the number of a signal. `arguments` begin with
+    the path of the script.
     """
-    warm_up()
-    streams = [folder / "said", folder / "errors"]
-    process = WARM.Process(target=_be_script, args=(arguments, env, folder, streams), daemon=True)
-    process.start()
-    process.join(LONGEST_S)
-    if process.is_alive():
-        process.kill()
-        process.join()
-    said, errors = (each.read_text() for each in streams)
-    assert process.exitcode == code, errors
+    ended, said, errors = Script(["-W", "error", *arguments], env, folder).result()
+    assert ended == code, errors
     return said
 
 
-def _be_script(
-    arguments: list[str], env: dict[str, str], folder: Path, streams: list[Path]
-) -> None:
+class Script:
+    """A script in the place of a `subprocess.Popen`. `words` are the arguments of Python: `-m` and a
+    module, or the path of a script, and what it is given. Of Python's own options, `-u` has no
+    effect, and `-W error` has. Its output goes to a file of the folder unless a file is named.
+
+    With `-m torch.distributed.run`, torchrun itself runs, and its ranks are forked.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        folder: Path | str,
+        log: Path | str | None = None,
+    ) -> None:
+        warm_up()
+        number = next(_numbers)
+        self._streams = (
+            [Path(log)] * 2
+            if log
+            else [Path(folder) / f"{name}-{number}" for name in ("said", "errors")]
+        )
+        self._process = WARM.Process(
+            target=_be_script, args=([*words], dict(env), str(folder), self._streams)
+        )  # no daemon: it may start processes
+
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("script", timeout or 0.0)
+        return self._process.exitcode
+
+    def result(self) -> tuple[int, str, str]:
+        """The exit code, and what it wrote into its outputs. Whoever takes too long is killed."""
+        try:
+            self.wait(LONGEST_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        said, errors = (each.read_text() for each in self._streams)
+        return self.wait(), said, errors
+
+
+_numbers = count()
+
+
+def _be_script(words: list[str], env: dict[str, str], folder: str, streams: list[Path]) -> None:
+    os.setsid()
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND  # both may be one file
     for number, stream in enumerate(streams, 1):
-        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        os.dup2(os.open(stream, flags, 0o600), number)
+    os.chdir(folder)
+    _be_python(words, env)
+
+
+def _be_python(words: list[str], env: Mapping[str, str]) -> NoReturn:
+    """Be `python WORDS`, and end as Python does: its threads first, then what was registered."""
     os.environ.clear()
     os.environ.update(env)
-    os.chdir(folder)
-    warnings.simplefilter("error")
-    sys.argv = arguments
-    sys.path.insert(0, str(Path(arguments[0]).parent))
-    runpy.run_path(arguments[0], run_name="__main__")
+    sys.orig_argv = [sys.executable, *words]
+    code: Any = 0
+    try:
+        _run_main(words)
+    except SystemExit as end:
+        code = end.code
+    except BaseException:  # noqa: BLE001 - as Python does
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # there is one
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _run_main(words: list[str]) -> None:
+    while words[0] in ("-u", "-W"):
+        if words.pop(0) == "-W":
+            warnings.simplefilter(words.pop(0))  # type: ignore[arg-type]  # "error"
+    if words[0] != "-m":
+        sys.argv = words
+        sys.path.insert(0, str(Path(words[0]).parent))
+        runpy.run_path(words[0], run_name="__main__")
+        return
+    sys.argv = words[1:]
+    if words[1] == "torch.distributed.run":
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+        subprocess_handler.Popen = ForkedRank  # type: ignore[misc,assignment]
+        torch.distributed.run.main(words[2:])
+    else:
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+
+
+class ForkedRank:
+    """What torchrun starts, in the place of a `subprocess.Popen`: a fork of torchrun."""
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        stdout: IO[str] | None,
+        stderr: IO[str] | None,
+        start_new_session: bool,
+    ) -> None:
+        self.returncode: int | None = None
+        assert args[0] == sys.executable
+        assert start_new_session
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setsid()
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)  # torchrun handles them
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            for number, file in ((1, stdout), (2, stderr)):
+                if file is not None:
+                    os.dup2(file.fileno(), number)
+            _be_python([*args[1:]], env)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        until = time.monotonic() + (LONGEST_S if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            if time.monotonic() >= until:
+                raise subprocess.TimeoutExpired("rank", timeout or LONGEST_S)
+            time.sleep(0.02)
+        return code

@@ -5,7 +5,6 @@ agent learns which rank failed first, and why.
 import json
 import os
 import socket
-import subprocess
 import sys
 from contextlib import suppress
 from datetime import timedelta
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from tests.train import ranks
 from tests.train.torch.test_train_torchrun import torchrun
 from tests.waits import PATIENCE_S
 
@@ -80,7 +80,7 @@ def run_ranks(folder: Path, *args: str) -> tuple[list[int], list[str], list[Any]
         timeout=timedelta(seconds=PATIENCE_S),
     )
     agent = Agent(str(folder / "notice"))
-    ranks = []
+    scripts = []
     for rank in range(2):
         env = {
             **os.environ,
@@ -95,18 +95,11 @@ def run_ranks(folder: Path, *args: str) -> tuple[list[int], list[str], list[Any]
             "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
-        command = [sys.executable, "fails.py", *args]
-        ranks.append(
-            subprocess.Popen(command, cwd=folder, env=env, stderr=subprocess.PIPE, text=True)
-        )
-    try:
-        said = [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+        scripts.append(ranks.Script([str(folder / "fails.py"), *args], env, folder))
+    codes, _, said = zip(*(script.result() for script in scripts), strict=True)
     heard = agent.heard()
     assert agent.started == [0, 1]
-    return [rank.returncode for rank in ranks], said, heard
+    return [*codes], [*said], heard
 
 
 @pytest.mark.parametrize("how", ["raising", "hanging"])

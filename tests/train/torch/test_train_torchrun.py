@@ -1,16 +1,12 @@
 """Runs of two ranks: what differs between ranks is repaired or refused, never silent. Cases run in
-ranks that are forked; what torchrun itself does is tested under torchrun.
+ranks that are forked; what torchrun itself does is tested under torchrun, whose ranks are forked, too.
 """
 
 import json
 import math
 import os
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,6 @@ import torch
 from tests.train import ranks
 from tests.train.cases import play
 from tests.train.programs import by_hand
-from tests.waits import START_S
 from torch import nn
 
 from cavvy import train
@@ -37,18 +32,11 @@ def torchrun(
     env = {name: value for name, value in os.environ.items() if not name.startswith("CAVVY_")}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
     env |= {"CAVVY_NOTICE": notice} if notice else {}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    command += [f"--max-restarts={restarts}", "--standalone", str(script), *args]
     env["GLOO_SOCKET_IFNAME"] = "lo"
-    process = subprocess.Popen(
-        command, cwd=cwd, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        _, said = process.communicate(timeout=START_S)
-        return process.returncode, said
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    words += [f"--max-restarts={restarts}", str(script), *args]
+    code, _, said = ranks.Script(words, env, cwd).result()
+    return code, said
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from tests.tuning.warm_probe import real_torchrun
 from tests.waits import PATIENCE_S, wait_until
 
 from cavvy.capabilities.tuning.diagnose import Diagnoser
@@ -180,7 +179,7 @@ def test_a_plain_loop_is_measured_and_leaves_no_files(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with real_torchrun(), TuningSession(PLAIN_SCRIPT, [fault], ranks=ranks) as session:
+    with TuningSession(PLAIN_SCRIPT, [fault], ranks=ranks) as session:
         assert session.is_plain
         found = judge_plain(session.reports)
         assert [each["rank"] for each in session.reports] == list(range(ranks))

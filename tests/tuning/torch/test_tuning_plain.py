@@ -3,7 +3,6 @@
 import gc
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from weakref import ref
@@ -11,7 +10,6 @@ from weakref import ref
 import pytest
 import torch
 from click.testing import CliRunner
-from tests.tuning.warm_probe import real_torchrun
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -433,19 +431,17 @@ for _ in range(40):
 
 
 @pytest.mark.parametrize(
-    ("start", "torchrun"),
+    "start",
     [
-        ("dist.init_process_group('gloo')", real_torchrun),
-        ("rank = int(os.environ['LOCAL_RANK']); dist.init_process_group('gloo')", nullcontext),
+        "dist.init_process_group('gloo')",
+        "rank = int(os.environ['LOCAL_RANK']); dist.init_process_group('gloo')",
     ],
     ids=["group", "variable"],
 )
-def test_a_script_for_torchrun_is_measured_as_one_rank(
-    tmp_path: Path, start: str, torchrun: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_a_script_for_torchrun_is_measured_as_one_rank(tmp_path: Path, start: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(RANKED.format(start=start))
-    with torchrun(), TuningSession(str(script)) as session:
+    with TuningSession(str(script)) as session:
         assert (session.is_plain, session.facts["ranks"], session.facts["batch"]) == (True, 1, 6)
 
 
