@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 from cavvy.api.routes.submission import describe_price
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.events import ChargeKind
 from cavvy.domain.offers import ExtraPrice, Offer
 from cavvy.domain.tasks import IndexRange, JobLimits, TaskSpec
@@ -35,3 +36,10 @@ def test_the_price_of_an_array_is_that_of_each_job() -> None:
     task = TaskSpec(name="t", run="true", array=(IndexRange(0, 999),))
     made = Offer(provider="c", region="r", instance_type="i", rate=RATE)
     assert describe_price(task, made).startswith("each of the 1,000 jobs of t costs $1.00/h at")
+
+
+def test_the_price_of_an_elastic_job_is_that_of_the_most_nodes_that_it_may_get() -> None:
+    task = TaskSpec(name="t", run="true", nodes=2, elastic=NodeRange(least=2, most=16))
+    made = Offer(provider="c", region="r", instance_type="i", rate=RATE)
+    text = "t costs $16.00/h on the 16 nodes that it may get at most at c/r/i"
+    assert describe_price(task, made).startswith(text)

@@ -1046,12 +1046,15 @@ def _look(
 
 def describe_price(task: TaskSpec, offer: Offer) -> str:
     """Describe the best offer's cost per hour and the spending limit. The hourly cost includes
-    disks and public addresses. The spending limit also includes the minimum charge.
+    disks and public addresses. The spending limit also includes the minimum charge. For an elastic
+    task, the cost is that of the most nodes that it may get.
     """
-    need = task.resources
-    extras = expect_extras(offer, need.disk_gib, need.disk_type).times(task.nodes)
-    rate = HourlyRate(offer.rate.times(task.nodes).micros_per_hour + extras.micros_per_hour)
-    nodes = f" for {task.nodes} nodes" if task.nodes > 1 else ""
+    need, count = task.resources, task.nodes if task.elastic is None else task.elastic.most
+    extras = expect_extras(offer, need.disk_gib, need.disk_type).times(count)
+    rate = HourlyRate(offer.rate.times(count).micros_per_hour + extras.micros_per_hour)
+    nodes = f" for {count} nodes" if count > 1 else ""
+    if task.elastic is not None:
+        nodes = f" on the {count} nodes that it may get at most"
     if extras.micros_per_hour:
         nodes += f", of which {format_rate(extras)} is for disks and public addresses,"
     if task.limits.budget is not None:

@@ -169,9 +169,10 @@ def _placements_out(answer: "PlanAnswer", which: str) -> None:
 
     task, made = answer.task, answer.made
     notes = list(dict.fromkeys(note for placement in made.placements for note in placement.notes))
-    title = (
-        f"{task.name}: {_wished(task.nodes, wish(task.resources))}; {_order_text(task, answer.by)}"
-    )
+    wished = _wished(task.nodes, wish(task.resources))
+    if task.elastic is not None:
+        wished += f", the least of {task.elastic}: on more nodes, $/H grows with them"
+    title = f"{task.name}: {wished}; {_order_text(task, answer.by)}"
     rows = list_rows(answer, notes)
     if rows:
         scaled = any(placement.spread != 1 for placement in made.placements)
