@@ -15,6 +15,7 @@ from cavvy.control.decide.bills import (
     accrue,
     audit_bill,
     close_bill,
+    close_part,
     closing_charges,
     is_accrual_due,
     paid_time,
@@ -638,3 +639,27 @@ def test_nodes_that_pay_one_machine_together_pay_until_the_last_one_ends() -> No
     job = make_job_record(T0)
     rows = JobRows(job=job, attempts={1: running}, nodes={})
     assert spending(rows, (), looks, at(40)) == (Money(40_000), HourlyRate(3_600_000))
+
+
+@pytest.mark.parametrize("lost_at", [20, 40])  # before the gang was taken over, and after
+def test_a_machine_is_paid_once_while_a_rank_of_it_is_replaced(lost_at: float) -> None:
+    """The nodes pay for the machine also between the loss of a rank and its new start."""
+    offer = replace(OFFER, payers=2, rate=HourlyRate(1_800_000))  # 1000 a second together
+    first = replace(ATTEMPT, offer=offer)
+    told = gang(node(0, 0), node(1, 0, lost_at if lost_at < 30 else None))
+    before = close_part(first, after_look(NEW, told, at(30)), (), (), at(30))
+    second = replace(first, id="j-2", number=2, adopted_at=at(30), repairs=(1,))
+    ended = gang(node(0, 0, 90), node(1, 50, 90), state=GangState.ENDED)
+    ended = replace(ended, replaced=(node(1, 0, lost_at),))
+    after = close(after_look(NEW, ended, at(99)), attempt=second)
+    assert [each.amount.micros for each in before.charges] == [15_000, 15_000]
+    assert [each.amount.micros for each in after.charges] == [30_000, 30_000]
+
+
+def test_a_lost_node_is_billed_until_its_end_by_the_attempt_that_replaces_it() -> None:
+    second = replace(ATTEMPT, id="j-2", number=2, adopted_at=at(30), repairs=(1,))
+    ended = gang(node(0, 0, 90), node(1, 50, 90), state=GangState.ENDED)
+    for lost_at, amounts in ((20, [60_000, 40_000]), (40, [60_000, 40_000, 10_000])):
+        seen = replace(ended, replaced=(node(1, 0, lost_at),))
+        bill = close(after_look(NEW, seen, at(99)), attempt=second)
+        assert [each.amount.micros for each in bill.charges] == amounts

@@ -409,12 +409,17 @@ def bill_gang(
     """
     charges: list[Charge] = []
     last = max((node.ended_at or until for node in told.nodes), default=until)
-    replaced = told.replaced if attempt.repairs else ()  # they may end after they were replaced
+    together = attempt.offer.payers > 1
+    # Lost nodes may end after they were replaced. Nodes that pay one machine together pay for it
+    # also between the loss of one of them and the start of the next one.
+    replaced = told.replaced if attempt.repairs and not together else ()
     for node in (*told.nodes, *replaced):
-        if node.started_at is None or _is_over(node, attempt):
+        if node.started_at is None or (not together and _is_over(node, attempt)):
             continue
-        end = last if attempt.offer.payers > 1 else node.ended_at or until
+        end = last if together else node.ended_at or until
         began = max(node.started_at, attempt.adopted_at or node.started_at)
+        if together and node.rank in attempt.repairs and attempt.adopted_at is not None:
+            began = attempt.adopted_at
         kept = end if attempt.kept_since is None else min(end, max(began, attempt.kept_since))
         bill_node = partial(bill, attempt=attempt, rank=node.rank, rates=told.rates)
         charges += bill_node(started=began, until=kept, final=False)
