@@ -27,14 +27,8 @@ from typing import NamedTuple
 from measure import PYTHON, fresh_home, record, table
 
 from cavvy.capabilities.edge.on_device.device import free_port
-from cavvy.capabilities.edge.wire import (
-    EnrolmentAsk,
-    ModelAsk,
-    RolloutAsk,
-    deploy_model,
-    invite_devices,
-    publish_model,
-)
+from cavvy.capabilities.edge.wire import EnrolmentAsk, RolloutAsk, deploy_model, invite_devices
+from cavvy.capabilities.models.wire import ModelAsk, publish_model
 from cavvy.capabilities.serving.wire import find_service
 from cavvy.client import connect
 from cavvy.client.blobs import upload

@@ -5,14 +5,8 @@ from datetime import UTC, datetime
 
 from tests.edge.rig import rows_of
 
-from cavvy.capabilities.edge.nouns import (
-    DeviceReport,
-    EdgeDevice,
-    ModelFile,
-    ModelReport,
-    ModelVersion,
-    Rollout,
-)
+from cavvy.capabilities.edge.nouns import DeviceReport, EdgeDevice, ModelReport, Rollout
+from cavvy.capabilities.models.nouns import ModelFile, ModelVersion
 from cavvy.store.sql import Store
 
 _MODEL = "/models/vision/zebra-net"

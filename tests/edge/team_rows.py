@@ -4,7 +4,8 @@ from datetime import datetime
 
 from tests.edge.rig import rows_of
 
-from cavvy.capabilities.edge.nouns import EdgeDevice, EdgeSettings, EdgeSite, ModelVersion, Rollout
+from cavvy.capabilities.edge.nouns import EdgeDevice, EdgeSettings, EdgeSite, Rollout
+from cavvy.capabilities.models.nouns import ModelVersion
 from cavvy.store.sql import Store
 
 

@@ -191,6 +191,7 @@ class ControlPlane:
             owns_key=lambda key: self._share is None or self._share.owns(key),
             outside=self._outside.for_capabilities,
             list_services=self.list_services,
+            list_reconcilers=lambda: self.own.all,
             open_secrets=self._outside.open_secrets,
             read_targets=self._outside.read_targets,
             open_sealed=self._outside.open_sealed,

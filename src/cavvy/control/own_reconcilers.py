@@ -26,17 +26,17 @@ class OwnReconcilers:
     def __init__(self, clock: ControlClock, made: Iterable[tuple[str, OwnReconciler]] = ()) -> None:
         self._clock = clock
         found = list(made)
-        self._all = [each for _, each in found]
-        self._standing = [each for each in self._all if isinstance(each, StandingReconciler)]
+        self.all = [each for _, each in found]
+        self._standing = [each for each in self.all if isinstance(each, StandingReconciler)]
         self._names = {id(each): name for name, each in found}
 
     def find(self, kind: type[_T]) -> _T | None:
         """Return the first reconciler of this type, or None."""
-        return next((each for each in self._all if isinstance(each, kind)), None)
+        return next((each for each in self.all if isinstance(each, kind)), None)
 
     def find_owner(self, key: str) -> OwnReconciler | None:
         """Return the reconciler whose key this is, or None."""
-        owns = (each for each in self._all if self._ask(each, lambda one: one.owns(key)))
+        owns = (each for each in self.all if self._ask(each, lambda one: one.owns(key)))
         return next(owns, None)
 
     def find_follower(self, key: str) -> StandingReconciler | None:
@@ -54,7 +54,7 @@ class OwnReconcilers:
         time to time, since servers share the work. Raises StoreError.
         """
         keys: list[str] = []
-        for each in self._standing if again else self._all:
+        for each in self._standing if again else self.all:
             what = "does not say what it has to do"
             keys += await self._contain(each, what, each.unfinished()) or ()
         return keys

@@ -78,11 +78,18 @@ class ControlParts(Struct, frozen=True, kw_only=True):
     open_sealed: OpenSealed | None  # None: this control plane opens no secrets, as in simulations
     keeper: FileKeeper | None  # None: this control plane keeps no files, as in simulations
     outside: Sequence[object]  # what the server has for capabilities
+    # the reconcilers of all capabilities, once they are made
+    list_reconcilers: Callable[[], Sequence[object]] = tuple
 
     def find(self, kind: type[_T]) -> _T | None:
         """Return what the server has of this type, such as `server.parts.ServerParts`, or None, as
         in simulations."""
         return next((each for each in self.outside if isinstance(each, kind)), None)
+
+    def list_own(self, kind: type[_T]) -> Sequence[_T]:
+        """Return the reconcilers of this type, also those of other capabilities. There are none
+        before all are made."""
+        return [each for each in self.list_reconcilers() if isinstance(each, kind)]
 
 
 class OwnReconciler(Protocol):

@@ -143,6 +143,9 @@ class Capability(NamedTuple):
     # functions that call something by its name with arguments of JSON, and print the result, for
     # `cavvy call NAME FUNCTION --json`: `call(project, name, function, text, key)`
     callers: tuple[str, ...] = ()
+    # functions that say what the models which the installation itself publishes consist of:
+    # `list_files(model)` returns the SHA-256 of files by path, or None for other models
+    own_models: tuple[str, ...] = ()
     # the class of what commands of jobs ask of services, since task files describe services, too
     # (`cli.reach.services.ServiceCommands`)
     service_commands: str = ""

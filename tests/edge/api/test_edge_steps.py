@@ -10,9 +10,9 @@ from tests.api.api_state import Api, make_key, until
 from tests.edge.api.test_hostile_devices import EDGE, enrol
 from tests.edge.rig import edge_of, rows_of
 
-from cavvy.capabilities.edge.nouns import ModelFile, ModelVersion
-from cavvy.capabilities.edge.registry import ModelRefused, ModelRegistry
-from cavvy.capabilities.edge.repository import list_targets
+from cavvy.capabilities.models.nouns import ModelFile, ModelVersion
+from cavvy.capabilities.models.registry import ModelRefused, ModelRegistry
+from cavvy.capabilities.models.repository import list_targets
 from cavvy.domain.values import replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.base import AtomicWrite

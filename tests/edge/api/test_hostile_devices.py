@@ -16,17 +16,11 @@ from tests.api.api_state import Api, until
 from tests.edge.rig import edge_of, rows_of
 
 from cavvy.capabilities.edge.devices import SitePace
-from cavvy.capabilities.edge.model_keys import ListChange, make_key
-from cavvy.capabilities.edge.nouns import (
-    EdgeDevice,
-    EdgeSite,
-    ModelFile,
-    ModelVersion,
-    Rollout,
-    RolloutPhase,
-)
+from cavvy.capabilities.edge.nouns import EdgeDevice, EdgeSite, Rollout, RolloutPhase
 from cavvy.capabilities.edge.on_device.bundle import pack_device
 from cavvy.capabilities.edge.service import EdgeService
+from cavvy.capabilities.models.model_keys import ListChange, make_key
+from cavvy.capabilities.models.nouns import ModelFile, ModelVersion
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.parts import KnownService
 from cavvy.domain.figures import FigureBlock, FigureColumns

@@ -25,7 +25,6 @@ from tests.waits import PATIENCE_S, wait_until
 from cavvy.capabilities.edge.wire import (
     DeviceTaskView,
     EnrolmentAsk,
-    ModelAsk,
     RolloutAsk,
     SettingsAsk,
     SiteAsk,
@@ -38,10 +37,10 @@ from cavvy.capabilities.edge.wire import (
     limit_site,
     list_rollouts,
     list_samples,
-    publish_model,
     read_device_task,
     retire_device,
 )
+from cavvy.capabilities.models.wire import ModelAsk, publish_model
 from cavvy.client import ApiClient, ApiError, connect
 from cavvy.client.account_wire import read_newest
 from cavvy.client.blobs import upload

@@ -7,14 +7,9 @@ from typing import Any
 
 from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, sign_in
 
-from cavvy.capabilities.edge.model_keys import list_expiring
-from cavvy.capabilities.edge.wire import (
-    DeviceModelView,
-    DeviceView,
-    PromotedView,
-    RolloutView,
-    SignedListsView,
-)
+from cavvy.capabilities.edge.wire import DeviceModelView, DeviceView, RolloutView
+from cavvy.capabilities.models.model_keys import list_expiring
+from cavvy.capabilities.models.wire import PromotedView, SignedListsView
 from cavvy.client import ApiError
 from cavvy.client.model_wire import ModelView
 

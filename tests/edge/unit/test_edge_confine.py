@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cavvy.capabilities.edge.on_device import confine
+from cavvy.agent.work import confine
+from cavvy.agent.work.confine import VARIABLES
 from cavvy.capabilities.edge.on_device.bundle import pack_device
-from cavvy.capabilities.edge.on_device.settings import VARIABLES
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="Landlock and its users are Linux's"
@@ -58,7 +58,7 @@ print(json.dumps({"user": os.getuid(), "done": done}))
 """
 START = """
 import sys
-from cavvy.edge import confine
+from cavvy.agent.work import confine
 if sys.argv[1] == "without":
     confine.restrict = lambda *_: False
 confine.main(sys.argv[2:])

@@ -19,17 +19,10 @@ from tests.edge.rig import rows_of
 
 from cavvy.capabilities.edge import command as edge
 from cavvy.capabilities.edge.devices import SitePace, change_row, merge_settings
-from cavvy.capabilities.edge.nouns import (
-    DeviceReport,
-    EdgeDevice,
-    EdgeSettings,
-    ModelFile,
-    ModelVersion,
-    Rollout,
-    find_labels,
-)
+from cavvy.capabilities.edge.nouns import DeviceReport, EdgeDevice, EdgeSettings, Rollout
 from cavvy.capabilities.edge.service import EdgeService, EnrolmentRefused, ModelRefused, edge_key
 from cavvy.capabilities.edge.wire import SamplesView, SampleView, SiteAsk, SiteView
+from cavvy.capabilities.models.nouns import ModelFile, ModelVersion, find_labels
 from cavvy.client.blobs import download_files, download_snapshot
 from cavvy.client.errors import ApiError, ConnectionLost
 from cavvy.control.parts import KnownService

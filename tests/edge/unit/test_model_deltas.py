@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from cavvy.capabilities.edge import deltas as model_deltas
-from cavvy.capabilities.edge.deltas import choose_bases, make_delta, split_files
-from cavvy.capabilities.edge.nouns import ModelFile, ModelVersion, Rollout, RolloutPhase
+from cavvy.capabilities.edge.deltas import add_deltas, choose_bases, make_delta
+from cavvy.capabilities.edge.nouns import Rollout, RolloutPhase
 from cavvy.capabilities.edge.on_device.delta import ALONE, HEAD, RECORD, apply_delta
-from cavvy.capabilities.edge.registry import _add_deltas, make_manifest
+from cavvy.capabilities.models.nouns import ModelFile, ModelVersion
+from cavvy.capabilities.models.registry import make_manifest
+from cavvy.capabilities.models.tensors import split_files
 from cavvy.domain.values import replace
 from cavvy.spec.workdir import FolderEntry, encode_manifest
 from cavvy.store.blobs import BlobStore
@@ -213,7 +215,7 @@ def test_a_delta_is_kept_and_signed_with_its_version_and_is_never_larger_than_th
         manifest = encode_manifest([entry])
         blobs.put(sha256(manifest).hexdigest(), [manifest])
         made = replace(made, snapshot=sha256(manifest).hexdigest())
-        return _add_deltas(blobs, made, [version(1, old)])
+        return add_deltas(blobs, made, [version(1, old)])
 
     made = publish(tuned)
     (delta,) = made.files[0].deltas
@@ -254,7 +256,7 @@ def test_a_version_of_which_one_tensor_changed_takes_the_space_of_this_tensor(
     changed = tensors | {"t5": rng.randbytes(LEAST)}
     assert publish(changed, "a note that moves all that follows it") < LEAST + 10_000
     assert publish(changed, "a note that moves all that follows it") == 0
-    monkeypatch.setattr(model_deltas, "_CHUNKS_S", -1.0)
+    monkeypatch.setattr("cavvy.capabilities.models.tensors._CHUNKS_S", -1.0)
     assert publish(changed, "no time is left") > 12 * LEAST
 
 

@@ -14,8 +14,8 @@ from tests.edge.unit.test_model_repository import NOW, Site, ask
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import TargetFile
 
-from cavvy.capabilities.edge import repository as model_repository
-from cavvy.capabilities.edge.model_keys import (
+from cavvy.capabilities.models import repository as model_repository
+from cavvy.capabilities.models.model_keys import (
     KeyRefused,
     ListChange,
     SigningKey,
@@ -23,7 +23,7 @@ from cavvy.capabilities.edge.model_keys import (
     make_key,
     read_key,
 )
-from cavvy.capabilities.edge.repository import (
+from cavvy.capabilities.models.repository import (
     ListRefused,
     SignedElsewhere,
     accept,

@@ -17,11 +17,11 @@ pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup
 from tuf.api.exceptions import RepositoryError
 from tuf.api.metadata import Metadata, TargetFile
 
-from cavvy.capabilities.edge import repository as model_repository
 from cavvy.capabilities.edge.on_device import update
 from cavvy.capabilities.edge.on_device.server_calls import ServerFileMissing
 from cavvy.capabilities.edge.on_device.update import read_manifest
-from cavvy.capabilities.edge.repository import (
+from cavvy.capabilities.models import repository as model_repository
+from cavvy.capabilities.models.repository import (
     ROLES,
     add_target,
     make_repository,

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 from tests.blob_source import BlobSource
 
-from cavvy.capabilities.edge.model_command import _agree_to_files
+from cavvy.capabilities.models.command import _agree_to_files
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.landing import Receipts
 

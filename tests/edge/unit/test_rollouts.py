@@ -9,9 +9,7 @@ import pytest
 from cavvy.capabilities.edge.nouns import (
     DeviceReport,
     EdgeDevice,
-    ModelFile,
     ModelReport,
-    ModelVersion,
     Rollout,
     RolloutPhase,
 )
@@ -23,6 +21,7 @@ from cavvy.capabilities.edge.rollouts import (
     list_doubtful,
     order_devices,
 )
+from cavvy.capabilities.models.nouns import ModelFile, ModelVersion
 from cavvy.domain.service_updates import RevisionSums
 from cavvy.domain.values import replace
 

@@ -8,13 +8,6 @@ CAPABILITY = Capability(
     summary="Serve models on devices that are often offline.",
     commands=(
         Command(
-            name="model",
-            place=f"{_HERE}.model_command:command",
-            summary="Publish models in numbered, signed versions.",
-            section="Serve requests",
-            after="unserve",
-        ),
-        Command(
             name="edge",
             place=f"{_HERE}.command:command",
             summary="Serve models on devices that are often offline.",
@@ -27,12 +20,14 @@ CAPABILITY = Capability(
             summary="Roll a model out to simulated devices.",
         ),
     ),
+    needs=("models",),
+    own_models=(f"{_HERE}.device_program:list_files",),
     docs=("guides/devices.md", "concepts/edge.md", "concepts/edge-trust.md"),
     routes=(f"{_HERE}.routes:router",),
     own_tokens=("/edge/v1/",),
     open_paths=("/edge/v1/nonce", "/edge/v1/token"),
     errors=_HERE,
-    tables=OwnTables(_HERE, of_projects=("models", "edge_devices"), snapshots=("models",)),
+    tables=OwnTables(_HERE, of_projects=("edge_devices",)),
     reconcilers=(f"{_HERE}.keeper:EdgeKeeper",),
     pages=(
         ConsolePage("/devices", f"{_HERE}.pages:make", "Devices", after="/machines"),

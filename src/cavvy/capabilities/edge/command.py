@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.capabilities.edge.wheels import collect_wheels, packages_options
+from cavvy.capabilities.models.wheels import collect_wheels, packages_options
 from cavvy.cli.reach.session import any_project_option, call_server, project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure
@@ -127,8 +127,8 @@ def list_all(project: str | None, output: str) -> None:
     """List devices and what they serve."""
     from datetime import UTC, datetime
 
-    from cavvy.capabilities.edge.model_keys import list_expiring
     from cavvy.capabilities.edge.wire import list_devices
+    from cavvy.capabilities.models.model_keys import list_expiring
 
     with session() as client:
         found = list_devices(client, project)
@@ -606,7 +606,7 @@ def rotate_keys(project: str, output: str) -> None:
     devices follow at their next update, also those that were offline during several rotations. A
     device that has followed refuses what the former keys sign; one that has not still accepts it.
     """
-    from cavvy.capabilities.edge.wire import rotate_signing_keys
+    from cavvy.capabilities.models.wire import rotate_signing_keys
 
     made = call_server(rotate_signing_keys, project)
     if output == "json":
@@ -722,7 +722,7 @@ def _upload(client: "ApiClient", project: str, packages: Path, targets: tuple[st
     """Upload the packages of the devices' program, and return the snapshot's hash."""
     from tempfile import TemporaryDirectory
 
-    from cavvy.capabilities.edge.model_command import upload_folder
+    from cavvy.capabilities.models.command import upload_folder
 
     with TemporaryDirectory(prefix="cavvy-packages-") as folder:
         collect_wheels(client, project, packages, targets, Path(folder))

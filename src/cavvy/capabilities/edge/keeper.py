@@ -1,10 +1,12 @@
 """What the core asks of the devices at the edge (`control.parts.DeviceKeeper`)."""
 
 from datetime import timedelta
+from functools import partial
 
 from cavvy.capabilities.edge.paths import view_paths
 from cavvy.capabilities.edge.service import EdgeService, is_edge_key
 from cavvy.capabilities.edge.steps import EdgeSteps
+from cavvy.capabilities.models.registry import ModelUser
 from cavvy.client.service_wire import EdgePathView
 from cavvy.control.parts import ControlParts, KnownService
 from cavvy.domain.jobs import JobRecord
@@ -19,7 +21,12 @@ class EdgeKeeper(EdgeService):
 
     def __init__(self, parts: ControlParts) -> None:
         super().__init__(
-            parts.store, parts.clock, parts.hint_after, parts.list_services, parts.open_secrets
+            parts.store,
+            parts.clock,
+            parts.hint_after,
+            parts.list_services,
+            parts.open_secrets,
+            partial(parts.list_own, ModelUser),  # type: ignore[type-abstract]
         )
         self._steps = EdgeSteps(parts.store, parts.clock, self, parts.checkpoints, parts.keeper)
 

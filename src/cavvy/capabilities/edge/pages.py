@@ -9,17 +9,16 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from cavvy.capabilities.edge.model_keys import list_expiring
 from cavvy.capabilities.edge.wire import (
     DeviceView,
     get_device,
     halt_rollout,
     list_devices,
     list_rollouts,
-    promote_model,
     retire_device,
-    unlabel_model,
 )
+from cavvy.capabilities.models.model_keys import list_expiring
+from cavvy.capabilities.models.wire import promote_model, unlabel_model
 from cavvy.client import ApiClient
 from cavvy.client.model_wire import ModelView, list_models
 from cavvy.console.pages.page import Page, act_on_chosen, form_of, named_in, sort_rows, try_part

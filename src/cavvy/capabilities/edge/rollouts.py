@@ -28,10 +28,10 @@ from cavvy.capabilities.edge.nouns import (
     CHECK_IN_S,
     EdgeDevice,
     ModelReport,
-    ModelVersion,
     Rollout,
     RolloutPhase,
 )
+from cavvy.capabilities.models.nouns import ModelVersion
 from cavvy.control.decide.canary import SLOWER, CanaryJudgement, CanaryTerms, judge, observe
 from cavvy.domain.service_updates import PROMOTED, CanaryTrial, RevisionSums
 from cavvy.domain.values import replace

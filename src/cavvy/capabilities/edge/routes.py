@@ -1,4 +1,4 @@
-"""Routes for devices at the edge: users enrol and list devices, publish models and roll them out;
+"""Routes for devices at the edge: users enrol and list devices, and roll models out;
 devices enrol, check in, and fetch signed lists and files.
 
 A device proves that it has its private key by a signature of a text of this server, and gets a
@@ -12,11 +12,9 @@ import hmac
 import json
 from asyncio import to_thread
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from hashlib import sha256
 from ipaddress import ip_address
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -35,6 +33,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import MACHINE, OPEN, in_path, in_query, name_user, require
 from cavvy.api.wire import done, read, view
 from cavvy.capabilities.edge import wire as wire
+from cavvy.capabilities.edge.device_program import publish_program
 from cavvy.capabilities.edge.devices import MOST_OUTPUT, TooManyTasks
 from cavvy.capabilities.edge.nouns import (
     CHECK_IN_S,
@@ -44,30 +43,26 @@ from cavvy.capabilities.edge.nouns import (
     EdgeSettings,
     EdgeSite,
     ModelReport,
-    ModelVersion,
     PathCounts,
     Rollout,
-    find_labels,
 )
 from cavvy.capabilities.edge.on_device.bundle import make_script, pack_device
 from cavvy.capabilities.edge.on_device.front import BUCKETS
 from cavvy.capabilities.edge.on_device.settings import SettingRefused, check_name, read_pair
-from cavvy.capabilities.edge.registry import ModelRefused, choose_main
-from cavvy.capabilities.edge.repository import newest_lists, newest_root
 from cavvy.capabilities.edge.rollouts import SILENT, count_wave, order_devices
 from cavvy.capabilities.edge.service import (
     EdgeService,
     EnrolmentRefused,
     SettingsRefused,
 )
+from cavvy.capabilities.models.registry import ModelRefused
+from cavvy.capabilities.models.repository import newest_root
 from cavvy.client.addresses import is_loopback
-from cavvy.client.model_wire import ModelView, PublishedFileView
 from cavvy.domain.accounts import Permission
 from cavvy.domain.service_updates import RevisionSums
 from cavvy.domain.tasks import WAVES, find_wrong_waves
 from cavvy.domain.values import Struct, asdict, field
 from cavvy.store.base import ProjectFilter, RowNotFound
-from cavvy.store.blobs import NotManifest
 from cavvy.store.documents import plain
 
 _SAMPLES = 500  # of one answer
@@ -323,176 +318,6 @@ async def get_task(
     return view(wire.DeviceTaskView, found)
 
 
-@router.get("/v1/models", rule=in_query(Permission.VIEW))
-async def list_models(app_state: AppState, projects: ProjectFilter) -> list[ModelView]:
-    """List the published models."""
-    found = await _edge(app_state).registry.models(projects)
-    labels: dict[tuple[str, str], list[str]] = {}
-    for (project, _, label), each in find_labels(found).items():
-        labels.setdefault((project, each.name), []).append(label)
-    unsigned = await _edge(app_state).registry.list_unsigned(found)
-    return [
-        _model(
-            each,
-            sorted(labels.get((each.project, each.name), [])),
-            signed=(each.project, each.name) not in unsigned,
-        )
-        for each in found
-    ]
-
-
-@router.post(
-    "/v1/projects/{project}/models",
-    rule=in_path(Permission.RUN),
-    status=201,
-    when={
-        ModelRefused: "model-refused",
-        RowNotFound: "snapshot-missing",
-        NotManifest: "snapshot-missing",
-    },
-)
-async def publish(
-    request: Request, app_state: AppState, project: ProjectPath, ask: wire.ModelAsk
-) -> ModelView:
-    """Publish the next version of a model, from a snapshot that was uploaded before."""
-    await app_state.store.archive.check(project)
-    blobs = app_state.blobs.of(project)
-    files = await _edge(app_state).registry.list_files(blobs, ask.snapshot, ask.below)
-    model = ModelVersion(
-        project=project,
-        name=f"{ask.name}@0",
-        snapshot=ask.snapshot,
-        files=files,
-        main=ask.main or choose_main(files),
-        job=ask.job,
-        residency=ask.residency,
-        made_by=name_user(request, ask.made_by),
-        created_at=app_state.now(),
-        notes=ask.notes,
-    )
-    note_change(request, after={"model": ask.name, "snapshot": ask.snapshot})
-    edge = _edge(app_state)
-    made = await edge.registry.publish(model, app_state.sealer, blobs)
-    return _model(made, signed=not await edge.registry.list_unsigned([made]))
-
-
-@router.post(
-    "/v1/projects/{project}/edge/keys",
-    rule=in_path(Permission.MANAGE),
-    when={ModelRefused: "model-refused"},
-)
-async def rotate_keys(
-    request: Request, app_state: AppState, project: ProjectPath
-) -> wire.SigningKeysView:
-    """Replace the keys that sign the project's models. Devices follow at their next update."""
-    edge = _edge(app_state)
-    await app_state.store.archive.check(project)
-    note_change(request, after={"keys": "replaced"})
-    return _read_keys(newest_lists(await edge.registry.rotate_keys(project, app_state.sealer)))
-
-
-@router.get(
-    "/v1/projects/{project}/edge/lists",
-    rule=in_path(Permission.VIEW),
-    when={RowNotFound: "model-not-found"},
-)
-async def read_lists(
-    app_state: AppState,
-    project: ProjectPath,
-    model: Annotated[str, Query(max_length=63)] = "",
-) -> wire.SignedListsView:
-    """Get the signed lists of the project's models."""
-    edge = _edge(app_state)
-    lists, held, unsigned = await edge.registry.read_lists(project, model)
-    return wire.SignedListsView(lists=dict(lists), held=list(held), unsigned=dict(unsigned))
-
-
-@router.put(
-    "/v1/projects/{project}/edge/lists",
-    rule=in_path(Permission.MANAGE),
-    when={RowNotFound: "model-not-found", ModelRefused: "model-refused"},
-)
-async def replace_lists(
-    request: Request, app_state: AppState, project: ProjectPath, ask: wire.SignedListsAsk
-) -> wire.SigningKeysView:
-    """Replace signed lists, with which a user takes the keys of roles over."""
-    edge = _edge(app_state)
-    await app_state.store.archive.check(project)
-    known = newest_lists(await edge.registry.find_repository(project))
-    try:
-        keys = [_read_keys(each).keys for each in (known, {**known, **ask.lists})]
-    except (AttributeError, KeyError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise ModelRefused(f"the lists are not valid: {type(error).__name__}: {error}") from error
-    told = [{f"key of {role}": key for role, key in each.items()} for each in keys]
-    note_change(request, before=told[0], after=told[1])
-    made = await edge.registry.accept_lists(project, ask.lists, ask.keys, app_state.sealer)
-    return _read_keys(newest_lists(made))
-
-
-@router.put(
-    "/v1/projects/{project}/models/{name}/list",
-    rule=in_path(Permission.RUN),
-    when={RowNotFound: "model-not-found", ModelRefused: "model-refused"},
-)
-async def sign_model(
-    request: Request,
-    app_state: AppState,
-    project: ProjectPath,
-    name: _DevicePath,
-    ask: wire.SignedModelAsk,
-) -> wire.SigningKeysView:
-    """Replace the signed list of a model by one that the model's key has signed."""
-    edge = _edge(app_state)
-    await app_state.store.archive.check(project)
-    note_change(request, after={"model": name, "list": sha256(ask.list.encode()).hexdigest()})
-    made = await edge.registry.accept_list(project, name, ask.list, app_state.sealer)
-    return _read_keys(newest_lists(made))
-
-
-@router.put(
-    "/v1/projects/{project}/models/{name}/labels/{label}",
-    rule=in_path(Permission.OPERATE),
-    when={RowNotFound: "model-not-found", ModelRefused: "model-refused"},
-)
-async def promote(
-    request: Request,
-    app_state: AppState,
-    project: ProjectPath,
-    name: _DevicePath,
-    label: Annotated[str, Path(max_length=63)],
-    ask: wire.PromoteAsk,
-) -> wire.PromotedView:
-    """Move a label, such as production, to a version of a model."""
-    await app_state.store.archive.check(project)
-    edge, before = _edge(app_state), None
-    with suppress(RowNotFound):
-        before = {"model": (await edge.registry.find_labelled(project, name, label)).name}
-    note_change(request, before=before, after={"model": f"{name}@{ask.number}"})
-    moved, former = await edge.registry.promote(project, name, label, ask.number)
-    return wire.PromotedView(name=moved.name, former=former.name if former else "")
-
-
-@router.delete(
-    "/v1/projects/{project}/models/{name}/labels/{label}",
-    rule=in_path(Permission.OPERATE),
-    when={RowNotFound: "model-not-found"},
-)
-async def unlabel(
-    request: Request,
-    app_state: AppState,
-    project: ProjectPath,
-    name: _DevicePath,
-    label: Annotated[str, Path(max_length=63)],
-) -> wire.PromotedView:
-    """Take a label from a model. Devices and services keep the version that they have."""
-    await app_state.store.archive.check(project)
-    edge = _edge(app_state)
-    holder = await edge.registry.find_labelled(project, name, label)
-    note_change(request, before={"model": holder.name}, after=None)
-    former = await edge.registry.unlabel(project, name, label)
-    return wire.PromotedView(name="", former=former.name)
-
-
 @router.get("/v1/rollouts", rule=in_query(Permission.VIEW))
 async def list_rollouts(app_state: AppState, projects: ProjectFilter) -> list[wire.RolloutView]:
     """List the rollouts, newest first."""
@@ -532,8 +357,8 @@ async def deploy(
         packed, blobs = await to_thread(pack_device), app_state.blobs.of(project)
         by = name_user(request, ask.made_by)
         wheels = await edge.registry.list_files(blobs, ask.packages, "") if ask.packages else ()
-        made = await edge.registry.publish_program(
-            project, packed, by, app_state.sealer, blobs, wheels
+        made = await publish_program(
+            edge.registry, now, project, packed, by, app_state.sealer, blobs, wheels
         )
         number = made.number
     rollout = Rollout(
@@ -1168,29 +993,6 @@ def _device_model(model: ModelReport) -> wire.DeviceModelView:
         requests=sums.requests,
         errors=sums.errors / max(1, sums.requests),
     )
-
-
-def _read_keys(lists: Mapping[str, str]) -> wire.SigningKeysView:
-    """Return the IDs of the keys of all roles that signed lists name."""
-    root, targets = (json.loads(lists[role])["signed"] for role in ("root", "targets"))
-    keys = {role: each["keyids"][0] for role, each in root["roles"].items()}
-    delegated = targets.get("delegations") or {"roles": ()}
-    keys |= {each["name"]: each["keyids"][0] for each in delegated["roles"]}
-    return wire.SigningKeysView(version=root["version"], keys=keys)
-
-
-def _model(model: ModelVersion, labels: Sequence[str] = (), *, signed: bool = True) -> ModelView:
-    files = [
-        view(
-            PublishedFileView,
-            each,
-            deltas={f"{model.model}@{one.base}": one.size for one in each.deltas},
-        )
-        for each in model.files
-    ]
-    notes = dict(model.notes)
-    told = {"files": files, "notes": notes, "labels": list(labels), "signed": signed}
-    return view(ModelView, model, **told)
 
 
 def _rollout(

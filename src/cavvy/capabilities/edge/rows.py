@@ -1,4 +1,4 @@
-"""Devices, models and rollouts, whose rows have a name in a project: `Store.edge`."""
+"""Devices and rollouts, whose rows have a name in a project: `Store.edge`."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -13,10 +13,9 @@ from cavvy.capabilities.edge.nouns import (
     EdgeSample,
     EdgeSettings,
     EdgeSite,
-    ModelRepository,
-    ModelVersion,
     Rollout,
 )
+from cavvy.capabilities.models.rows import SqlModels
 from cavvy.domain.values import replace
 from cavvy.store.accounts import check_open
 from cavvy.store.base import StaleVersion
@@ -53,10 +52,11 @@ _LIST = (
 )
 
 
-class SqlEdge:
-    """The rows of devices at the edge and of the models that they serve."""
+class SqlEdge(SqlModels):
+    """The rows of devices at the edge, and those of the models that they serve."""
 
     def __init__(self, read: RunTransaction, write: RunTransaction) -> None:
+        super().__init__(read, write)
         database = read, write
         self._read, self._write = read, write
         self.invitations = NamedRows(
@@ -68,17 +68,6 @@ class SqlEdge:
             *database, "edge_settings", "settings", Decoder(EdgeSettings).decode
         )
         self.rollouts = NamedRows(*database, "rollouts", "rollout", Decoder(Rollout).decode)
-        self.repositories = NamedRows(
-            *database, "model_repositories", "repository", Decoder(ModelRepository).decode
-        )
-        self.models = NamedRows(
-            *database,
-            "models",
-            "model",
-            Decoder(ModelVersion).decode,
-            ("snapshot",),
-            lambda model: (model.snapshot,),
-        )
 
     async def add_samples(
         self, project: str, device: str, samples: Sequence[EdgeSample], now: datetime

@@ -1,5 +1,5 @@
-"""Devices at the edge: enrols them, and carries out the rollouts that bring them the models of
-`registry.py`.
+"""Devices at the edge: enrols them, and carries out the rollouts that bring them published
+models.
 
 What devices report is kept in memory and written some seconds later in one transaction: it is lost
 if the server is killed, and the devices report again within a minute. All other changes are written
@@ -22,6 +22,7 @@ from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from itertools import islice
 
+from cavvy.capabilities.edge.deltas import add_deltas, choose_bases
 from cavvy.capabilities.edge.devices import (
     NO_SETTINGS,
     DeviceSettings,
@@ -39,12 +40,10 @@ from cavvy.capabilities.edge.nouns import (
     EdgeSample,
     EdgeSettings,
     EdgeSite,
-    ModelVersion,
     PathCounts,
     Rollout,
     RolloutPhase,
 )
-from cavvy.capabilities.edge.registry import ModelRefused, ModelRegistry, make_manifest
 from cavvy.capabilities.edge.rollouts import (
     SILENT,
     choose_versions,
@@ -54,6 +53,8 @@ from cavvy.capabilities.edge.rollouts import (
     order_devices,
 )
 from cavvy.capabilities.edge.rows import SqlEdge
+from cavvy.capabilities.models.nouns import ModelVersion
+from cavvy.capabilities.models.registry import ModelRefused, ModelRegistry, ModelUser, make_manifest
 from cavvy.control.agents.model_folder import read_entries
 from cavvy.control.agents.work import OpenSecrets
 from cavvy.control.clock import ControlClock
@@ -213,7 +214,8 @@ def is_edge_key(key: str) -> bool:
 class EdgeService:
     """Handles requests of users and devices, and carries out rollouts. `hint` makes a key of the
     worklist due after a time, `list_services` returns those of a project, and `open_secrets`
-    returns values of a project's secrets."""
+    returns values of a project's secrets. `list_users` returns who learns of models; if None, only
+    this service does."""
 
     def __init__(
         self,
@@ -222,10 +224,11 @@ class EdgeService:
         hint: Callable[[str, timedelta], None],
         list_services: Callable[[str], Awaitable[Sequence[KnownService]]] = _list_none,
         open_secrets: OpenSecrets = _open_none,
+        list_users: Callable[[], Sequence[ModelUser]] | None = None,
     ) -> None:
         self._store, self._clock, self._hint = store, clock, hint
         self._rows = SqlEdge(*store.database)
-        self.registry = ModelRegistry(self._rows, clock, self._models_changed)
+        self.registry = ModelRegistry(self._rows, clock, list_users or (lambda: [self]))
         self._list_services, self._open_secrets = list_services, open_secrets
         self.tasks, self.pace = DeviceTasks(), SitePace(clock)
         self._audited: set[tuple[str, str, str]] = set()  # refusals that have an entry
@@ -825,7 +828,14 @@ class EdgeService:
         if (known := self._known.get(project)) is not None:
             known.read_at = self._clock.now() - _FRESH
 
-    def _models_changed(self, project: str) -> None:
+    async def add_files(
+        self, model: ModelVersion, known: Sequence[ModelVersion], blobs: BlobStore
+    ) -> ModelVersion:
+        """Return a version with deltas from those that devices have."""
+        bases = choose_bases(model, known, await self._rows.rollouts.list(model.project))
+        return await asyncio.to_thread(add_deltas, blobs, model, bases) if bases else model
+
+    def models_changed(self, project: str) -> None:
         self._forget(project)
         self._bound.pop(project, None)
 

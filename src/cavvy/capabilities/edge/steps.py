@@ -14,10 +14,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Se
 from contextlib import suppress
 from datetime import datetime, timedelta
 
-from cavvy.capabilities.edge.nouns import EdgeSample, ModelVersion, Rollout, RolloutPhase
-from cavvy.capabilities.edge.registry import ModelRefused, choose_main
+from cavvy.capabilities.edge.nouns import EdgeSample, Rollout, RolloutPhase
 from cavvy.capabilities.edge.rows import SqlEdge
 from cavvy.capabilities.edge.service import EdgeService
+from cavvy.capabilities.models.nouns import ModelVersion
+from cavvy.capabilities.models.registry import ModelRefused, choose_main
 from cavvy.control.agents.checkpoints import Checkpoints
 from cavvy.control.agents.model_folder import make_model_folder, read_entries
 from cavvy.control.clock import ControlClock

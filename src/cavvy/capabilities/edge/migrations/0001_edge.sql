@@ -1,4 +1,4 @@
--- Devices at the edge, the models that they serve, the signed lists of these models, and rollouts.
+-- Devices at the edge, and rollouts of models.
 CREATE TABLE IF NOT EXISTS edge_invitations (
     project TEXT NOT NULL,
     name {id} NOT NULL,  -- SHA-256 of the token
@@ -7,22 +7,6 @@ CREATE TABLE IF NOT EXISTS edge_invitations (
     PRIMARY KEY (project, name)
 );
 CREATE TABLE IF NOT EXISTS edge_devices (
-    project TEXT NOT NULL,
-    name {id} NOT NULL,
-    document TEXT NOT NULL,
-    version BIGINT NOT NULL,
-    PRIMARY KEY (project, name)
-);
-CREATE TABLE IF NOT EXISTS models (
-    project TEXT NOT NULL,
-    name {id} NOT NULL,  -- with its number, such as defects@7
-    snapshot TEXT NOT NULL,  -- of its files
-    document TEXT NOT NULL,
-    version BIGINT NOT NULL,
-    PRIMARY KEY (project, name)
-);
-CREATE INDEX IF NOT EXISTS models_snapshot ON models (snapshot);
-CREATE TABLE IF NOT EXISTS model_repositories (
     project TEXT NOT NULL,
     name {id} NOT NULL,
     document TEXT NOT NULL,

@@ -21,6 +21,8 @@ import time
 from contextlib import suppress
 from urllib.parse import urlsplit
 
+from cavvy.agent.work.confine import MODEL_PACKAGES, VARIABLES
+
 from .front import CloudTarget, EdgeFront, EngineTarget
 from .packages import this_target
 from .peers import PEERS, PeerServer
@@ -34,9 +36,7 @@ from .server_calls import (
     run_key,
 )
 from .settings import (
-    MODEL_PACKAGES,
     SHARE,
-    VARIABLES,
     HeldSettings,
     ServerSettings,
     SettingRefused,

@@ -179,7 +179,7 @@ def confine(folder: str, files: str, line: list[str], work: str = "") -> list[st
     """Return the line that starts a program without the device's rights; see `confine.py`."""
     if os.uname().sysname != "Linux":
         return line
-    module = [sys.executable, "-m", f"{__package__}.confine"]
+    module = [sys.executable, "-m", "cavvy.agent.work.confine"]
     return [*module, os.path.abspath(folder), os.path.abspath(files), work, *line]
 
 

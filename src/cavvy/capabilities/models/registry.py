@@ -4,23 +4,21 @@ published or rolled out.
 """
 
 import asyncio
-import hashlib
 import json
 import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import Protocol, runtime_checkable
 
-from cavvy.capabilities.edge.deltas import choose_bases, make_deltas, split_files
-from cavvy.capabilities.edge.nouns import (
+from cavvy.capabilities.models.nouns import (
     MOST_LABELS,
-    PROGRAM,
     ModelFile,
     ModelRepository,
     ModelVersion,
     find_labels,
 )
-from cavvy.capabilities.edge.repository import (
+from cavvy.capabilities.models.repository import (
     OF_MODEL,
     ListRefused,
     RepositoryMissing,
@@ -35,21 +33,20 @@ from cavvy.capabilities.edge.repository import (
     renew,
     rotate,
 )
-from cavvy.capabilities.edge.rows import SqlEdge
+from cavvy.capabilities.models.rows import SqlModels
+from cavvy.capabilities.models.tensors import split_files
 from cavvy.control.agents.model_folder import read_entries
 from cavvy.control.clock import ControlClock
 from cavvy.control.job_service import JobServiceError
 from cavvy.domain.values import asdict, replace
-from cavvy.spec.workdir import FolderEntry, encode_manifest
+from cavvy.spec.workdir import FolderEntry
 from cavvy.store.base import ProjectFilter, RowNotFound, StaleVersion
 from cavvy.store.blobs import BlobStore
 from cavvy.store.secrets import SecretSealer
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _TRIES = 10  # tries of a write that fails because a row was changed meanwhile
-_PACKAGE = re.compile(r"packages/[^/]+\.whl")  # see `on_device/packages.py`
 _LONGEST_CHAIN = 40  # links that lead to links, as Linux permits
-_DELTAS = ".cavvy-deltas"  # the folder of deltas in a version's snapshot
 _Signed = tuple[ModelRepository, Mapping[str, str]]  # lists, and the private keys of the server
 _KEYS = "edge-models"  # the name to which the sealed private keys are bound
 
@@ -58,11 +55,37 @@ class ModelRefused(JobServiceError):
     """Raised if a model cannot be published or rolled out."""
 
 
-class ModelRegistry:
-    """The published models. `changed` learns of a project whose models have changed."""
+@runtime_checkable
+class ModelUser(Protocol):
+    """What brings models somewhere, such as to devices: a reconciler of another capability, which
+    the registry asks.
+    """
 
-    def __init__(self, rows: SqlEdge, clock: ControlClock, changed: Callable[[str], None]) -> None:
-        self._rows, self._clock, self._changed = rows, clock, changed
+    async def add_files(
+        self, model: ModelVersion, known: Sequence[ModelVersion], blobs: BlobStore
+    ) -> ModelVersion:
+        """Return a version that is published with what must be stored beside its files."""
+        ...
+
+    def models_changed(self, project: str) -> None:
+        """Learn that models of a project, or their labels, have changed."""
+        ...
+
+
+class ModelRegistry:
+    """The published models. `list_users` returns who is asked."""
+
+    def __init__(
+        self,
+        rows: SqlModels,
+        clock: ControlClock,
+        list_users: Callable[[], Sequence[ModelUser]] = tuple,
+    ) -> None:
+        self._rows, self._clock, self._list_users = rows, clock, list_users
+
+    def _changed(self, project: str) -> None:
+        for each in self._list_users():
+            each.models_changed(project)
 
     async def models(self, projects: ProjectFilter) -> Sequence[ModelVersion]:
         return await self._rows.models.list(projects)
@@ -70,8 +93,8 @@ class ModelRegistry:
     async def publish(
         self, model: ModelVersion, sealer: SecretSealer, blobs: BlobStore
     ) -> ModelVersion:
-        """Store and sign the next version of a model, with deltas from those that devices have; the
-        number in its name is ignored. Raises ModelRefused."""
+        """Store and sign the next version of a model; the number in its name is ignored. Raises
+        ModelRefused."""
         base = model.model
         if _NAME.fullmatch(base) is None:
             raise ModelRefused(
@@ -82,56 +105,13 @@ class ModelRegistry:
             files = ", ".join(sorted(each.path for each in model.files)[:4])
             raise ModelRefused(f"the model has no file {model.main}; it has {files}")
         models = await self.models(model.project)
-        bases = choose_bases(model, models, await self._rows.rollouts.list(model.project))
-        if bases:
-            model = await asyncio.to_thread(_add_deltas, blobs, model, bases)
+        for each in self._list_users():
+            model = await each.add_files(model, models, blobs)
         await asyncio.to_thread(split_files, blobs, model)
-        return await self._number(model, sealer)
+        return await self.add(model, sealer)
 
-    async def publish_program(
-        self,
-        project: str,
-        packed: bytes,
-        made_by: str,
-        sealer: SecretSealer,
-        blobs: BlobStore,
-        packages: Sequence[ModelFile] = (),
-    ) -> ModelVersion:
-        """Return the version of the devices' program that has these bytes and Python packages, as a
-        new one unless the newest has them already. Without `packages`, it has those of the newest.
-        Raises ModelRefused, StoreFull."""
-        known = [each for each in await self.models(project) if each.model == PROGRAM]
-        newest = max(known, key=lambda each: each.number, default=None)
-        if newest is not None and not packages:
-            packages = newest.files[1:]
-        if wrong := [each.path for each in packages if not _PACKAGE.fullmatch(each.path)]:
-            raise ModelRefused(
-                f"{wrong[0]} is no package of the program; expected packages/NAME.whl"
-            )
-        name = hashlib.sha256(packed).hexdigest()
-        file = ModelFile(path="program.zip", sha256=name, size=len(packed))
-        files = (file, *packages)
-        if newest is not None and newest.files == files:
-            return newest
-        manifest = encode_manifest(
-            [FolderEntry(path=each.path, size=each.size, sha256=each.sha256) for each in files]
-        )
-        snapshot = hashlib.sha256(manifest).hexdigest()
-        for each, content in ((name, packed), (snapshot, manifest)):
-            await asyncio.to_thread(blobs.put, each, [content])
-        made = ModelVersion(
-            project=project,
-            name=f"{PROGRAM}@0",
-            snapshot=snapshot,
-            files=files,
-            main=file.path,
-            made_by=made_by,
-            created_at=self._clock.now(),
-        )
-        return await self._number(made, sealer)
-
-    async def _number(self, model: ModelVersion, sealer: SecretSealer) -> ModelVersion:
-        """Store and sign a version with the next number."""
+    async def add(self, model: ModelVersion, sealer: SecretSealer) -> ModelVersion:
+        """Store and sign a version with the next number. Raises ModelRefused."""
         base = model.model
         for _ in range(_TRIES):
             known = [each for each in await self.models(model.project) if each.model == base]
@@ -428,24 +408,6 @@ def make_manifest(model: ModelVersion) -> bytes:
 
 def _target_path(model: ModelVersion) -> str:
     return f"{model.model}/{model.number}.json"
-
-
-def _add_deltas(
-    blobs: BlobStore, model: ModelVersion, bases: Sequence[ModelVersion]
-) -> ModelVersion:
-    """Return the version with deltas, and a snapshot that keeps them as long as its files."""
-    files = make_deltas(blobs, model, bases)
-    made = {delta.sha256: delta for file in files for delta in file.deltas}
-    if not made:
-        return model
-    fresh = [
-        FolderEntry(path=f"{_DELTAS}/{name}", size=each.size, mode=0o644, sha256=name)
-        for name, each in sorted(made.items())
-    ]
-    manifest = encode_manifest([*read_entries(blobs, model.snapshot), *fresh])
-    snapshot = hashlib.sha256(manifest).hexdigest()
-    blobs.put(snapshot, [manifest])
-    return replace(model, files=files, snapshot=snapshot)
 
 
 def _seal(

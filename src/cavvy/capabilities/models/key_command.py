@@ -17,7 +17,7 @@ from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
 if TYPE_CHECKING:
-    from cavvy.capabilities.edge.model_keys import ListChange, SigningKey
+    from cavvy.capabilities.models.model_keys import ListChange, SigningKey
     from cavvy.client import ApiClient
 
 PASSPHRASE = "CAVVY_KEY_PASSPHRASE"
@@ -41,7 +41,7 @@ def new(file: Path, no_passphrase: bool) -> None:
 
     The file is encrypted with a passphrase, which is asked for, or read from CAVVY_KEY_PASSPHRASE.
     """
-    from cavvy.capabilities.edge.model_keys import make_key
+    from cavvy.capabilities.models.model_keys import make_key
 
     passphrase = "" if no_passphrase else _ask_passphrase(confirm=True)
     with _refusals():
@@ -63,7 +63,7 @@ def list_all(project: str, output: str) -> None:
     What users sign expires, and then stops updates: `cavvy model key renew`. From 60 days before,
     this command and `cavvy edge list` say so.
     """
-    from cavvy.capabilities.edge.model_keys import list_expiring
+    from cavvy.capabilities.models.model_keys import list_expiring
 
     with session() as client, _refusals():
         described = read_change(client, project).describe()
@@ -96,7 +96,7 @@ def set_key(model: str, key: Path | None, server: bool, owner: Path | None, proj
     The key signs the versions that the server lists now, so set it while you trust the server. This
     also replaces a key that was lost or stolen. Devices follow at their next update.
     """
-    from cavvy.capabilities.edge.wire import (
+    from cavvy.capabilities.models.wire import (
         SignedListsAsk,
         replace_signed_lists,
         rotate_signing_keys,
@@ -138,7 +138,7 @@ def take(key: Path, former: Path | None, project: str) -> None:
     then on, a new model needs `cavvy model key set`, and this command replaces the keys, after the
     server was broken into too. Without the key and its copies, devices must enrol again.
     """
-    from cavvy.capabilities.edge.wire import SignedListsAsk, replace_signed_lists
+    from cavvy.capabilities.models.wire import SignedListsAsk, replace_signed_lists
 
     with session() as client, _refusals():
         signing, known = read_key(key), read_key(former)
@@ -161,7 +161,7 @@ def take(key: Path, former: Path | None, project: str) -> None:
 @project_option
 def renew(key: Path, project: str) -> None:
     """Sign again what a key signs, for two years from now; the list `root` for ten."""
-    from cavvy.capabilities.edge.wire import SignedListsAsk, replace_signed_lists, sign_model
+    from cavvy.capabilities.models.wire import SignedListsAsk, replace_signed_lists, sign_model
 
     with session() as client, _refusals():
         signing = read_key(key)
@@ -183,8 +183,8 @@ def renew(key: Path, project: str) -> None:
 
 def read_change(client: "ApiClient", project: str) -> "ListChange":
     """Return the project's lists, to be changed."""
-    from cavvy.capabilities.edge.model_keys import ListChange
-    from cavvy.capabilities.edge.wire import read_signed_lists
+    from cavvy.capabilities.models.model_keys import ListChange
+    from cavvy.capabilities.models.wire import read_signed_lists
 
     found = read_signed_lists(client, project)
     return ListChange(found.lists, found.held)
@@ -192,7 +192,7 @@ def read_change(client: "ApiClient", project: str) -> "ListChange":
 
 def read_key(path: Path | None) -> "SigningKey | None":
     """Return the key of a file. Raises CommandFailure."""
-    from cavvy.capabilities.edge import model_keys
+    from cavvy.capabilities.models import model_keys
 
     with _refusals():
         return None if path is None else model_keys.read_key(path, _ask_passphrase)
@@ -216,8 +216,8 @@ def sign_version(
     files that were signed. Raises CommandFailure."""
     import json
 
-    from cavvy.capabilities.edge.model_keys import ListChange, check_files
-    from cavvy.capabilities.edge.wire import read_signed_lists, sign_model
+    from cavvy.capabilities.models.model_keys import ListChange, check_files
+    from cavvy.capabilities.models.wire import read_signed_lists, sign_model
 
     model, _, number = name.rpartition("@")
     path = f"{model}/{number}.json"
@@ -239,7 +239,7 @@ def sign_version(
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    from cavvy.capabilities.edge.model_keys import KeyRefused
+    from cavvy.capabilities.models.model_keys import KeyRefused
 
     try:
         yield

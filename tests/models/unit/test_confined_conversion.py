@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from cavvy.capabilities.edge import conversion
-from cavvy.capabilities.edge.model_command import _copy
-from cavvy.capabilities.edge.on_device import confine
+from cavvy.agent.work import confine
+from cavvy.capabilities.models import conversion
+from cavvy.capabilities.models.command import _copy
 from cavvy.cli.view.failure import CommandFailure
 
 
@@ -127,10 +127,9 @@ def test_a_confined_program_reaches_no_other_program(tmp_path: Path) -> None:
 # the module that confines, and its packages
 OWN = [
     "cavvy/__init__.py",
-    "cavvy/capabilities/__init__.py",
-    "cavvy/capabilities/edge/__init__.py",
-    "cavvy/capabilities/edge/on_device/__init__.py",
-    "cavvy/capabilities/edge/on_device/confine.py",
+    "cavvy/agent/__init__.py",
+    "cavvy/agent/work/__init__.py",
+    "cavvy/agent/work/confine.py",
 ]
 
 

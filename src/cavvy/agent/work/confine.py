@@ -1,5 +1,5 @@
 """Starts the engine of a model, and with it the model's `cavvy_process.py`, or `trtexec`, without
-the device's rights: `python -m cavvy.edge.confine FOLDER FILES WORK PROGRAM…`. FOLDER is the
+the device's rights: `python -m cavvy.agent.work.confine FOLDER FILES WORK PROGRAM…`. FOLDER is the
 device's, with its key, FILES the folder of the model, and WORK one that the program may write to,
 or "". It ends when the program that started it ends.
 
@@ -32,10 +32,10 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from cavvy.agent.work.reaper import prctl
+from .reaper import prctl
 
-from .settings import MODEL_PACKAGES, VARIABLES
-from .tasks import say
+VARIABLES = "CAVVY_ENGINE_VARIABLES"  # by which it gets an engine's variables, as JSON
+MODEL_PACKAGES = "CAVVY_ENGINE_PACKAGES"  # and the folder with a model's Python packages
 
 # The users that systemd too gives to services for the time that they run, as of 2024:
 # https://systemd.io/UIDS-GIDS. None of them has a name or files.
@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> None:
         open_folder(folder, needed)
         user = None if (closed := _find_closed(needed)) else choose_user(folder, files)
         if closed:
-            say(f"an engine runs as root, because no other user can read {closed}")
+            _say(f"an engine runs as root, because no other user can read {closed}")
     written = list(_PLAIN if strict else (*_PLAIN, *_SHARED, *nodes))
     if work:
         environ |= {"HOME": work, "TMPDIR": work}
@@ -138,9 +138,14 @@ def main(arguments: list[str]) -> None:
     if strict and not (restricted and close_calls()):
         sys.exit("the kernel cannot confine a program: it lacks Landlock (Linux 5.13) or seccomp")
     if not restricted and user is None:
-        say("an engine can read the key of this device: the kernel has no Landlock (Linux 5.13)")
+        _say("an engine can read the key of this device: the kernel has no Landlock (Linux 5.13)")
     sys.stderr.flush()
     os.execve(line[0], line, {**environ, **given})
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"cavvy edge: {text}\n")
+    sys.stderr.flush()
 
 
 def is_able() -> bool:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from cavvy.capabilities.edge import model_command as command
+from cavvy.capabilities.models import command
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.mlflow import MlflowRegistry, RegistryRefused
 from cavvy.http_client import MOST_BYTES

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.client.errors import ApiError
+from cavvy.client.paths import query
+from cavvy.client.wire import Answer
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -64,10 +67,25 @@ def collect_wheels(
     return count
 
 
-def _find_targets(client: "ApiClient", project: str) -> Sequence[str]:
-    from cavvy.capabilities.edge.wire import list_devices
+class _ModelDevice(Answer, frozen=True, kw_only=True):
+    name: str
+    state: str
+    facts: dict[str, str]
 
-    devices = [each for each in list_devices(client, project) if each.state != "retired"]
+
+def _list_devices(client: "ApiClient", project: str) -> list[_ModelDevice]:
+    """Return the devices for which models are published. A server without the capability that knows
+    them has none."""
+    try:
+        return client.ask(f"/v1/edge/devices{query(project=project)}", list[_ModelDevice])
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return []
+
+
+def _find_targets(client: "ApiClient", project: str) -> Sequence[str]:
+    devices = [each for each in _list_devices(client, project) if each.state != "retired"]
     found = {each.facts.get("python", "") for each in devices} - {""}
     if not found:
         raise CommandFailure(

@@ -1,4 +1,4 @@
-"""`cavvy model`: publishes models for devices at the edge."""
+"""`cavvy model`: publishes models in numbered, signed versions."""
 
 import getpass
 import os
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.capabilities.edge import key_command, wheels
-from cavvy.capabilities.edge.conversion import convert_confined
-from cavvy.capabilities.edge.nouns import PROGRAM
+from cavvy.capabilities.models import key_command, wheels
+from cavvy.capabilities.models.conversion import convert_confined
 from cavvy.cli.reach.arguments import replace_option
 from cavvy.cli.reach.published import find_version
 from cavvy.cli.reach.session import any_project_option, call_server, project_option, session
@@ -27,6 +26,7 @@ from cavvy.cli.view.output import (
     rows_out,
 )
 from cavvy.domain.units import format_count
+from cavvy.frame.discover import find_capabilities, load_all
 from cavvy.packages import extra_command
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def publish(
     """
     from tempfile import TemporaryDirectory
 
-    from cavvy.capabilities.edge.wire import ModelAsk, publish_model
+    from cavvy.capabilities.models.wire import ModelAsk, publish_model
 
     measured, signing = _read_notes(notes), key_command.read_key(key)
     with session() as client, TemporaryDirectory(prefix="cavvy-model-") as fresh:
@@ -191,18 +191,15 @@ def sign(name: str, key: Path, files: Path | None, project: str) -> None:
     wanted = None if files is None else _hash_files(files)
     with session() as client:
         found = find_version(client, project, name)
-        if found.model == PROGRAM:
-            from hashlib import sha256
-
-            from cavvy.capabilities.edge.on_device.bundle import pack_device
-
-            if wanted is None and len(found.files) > 1:
+        for _, list_files in load_all(lambda each: each.own_models):
+            if (program := list_files(found.model)) is None:
+                continue
+            if wanted is None and len(found.files) > len(program):
                 raise CommandFailure(
                     f"{found.name} has Python packages, which run with all rights on devices",
                     "compare them with yours: --files FOLDER, with packages/NAME.whl in it",
                     exit_code=2,
                 )
-            program = {"program.zip": sha256(pack_device()).hexdigest()}
             wanted = program if wanted is None else program | wanted
         signed = key_command.sign_version(client, project, found.name, signing, wanted)
     for path, digest in signed.items():
@@ -238,7 +235,9 @@ def _say_published(made: "ModelView", *, signed: bool, output: str) -> None:
     click.echo(f"published {made.name}: {', '.join([escape_controls(made.main), size, *told])}")
     if not signed:
         click.echo(f"no device gets it before: cavvy model sign {made.name} --key FILE")
-    click.echo(f"to bring it to devices: cavvy edge deploy {made.name} --site SITE")
+    commands = (command for each in find_capabilities().capabilities for command in each.commands)
+    if any(each.name == "edge" for each in commands):
+        click.echo(f"to bring it to devices: cavvy edge deploy {made.name} --site SITE")
 
 
 def _measure(
@@ -336,7 +335,7 @@ def promote(name: str, label: str, project: str, output: str) -> None:
     MODEL@LABEL then stands for this version in `cavvy edge deploy`, `cavvy deploy` and `cavvy model
     pull`. Devices and services that have another version keep it until the next deployment.
     """
-    from cavvy.capabilities.edge.wire import promote_model
+    from cavvy.capabilities.models.wire import promote_model
 
     with session() as client:
         version = find_version(client, project, name)
@@ -354,7 +353,7 @@ def promote(name: str, label: str, project: str, output: str) -> None:
 @json_option
 def unlabel(name: str, project: str, output: str) -> None:
     """Take a label, such as production, from a model. Devices and services keep their version."""
-    from cavvy.capabilities.edge.wire import unlabel_model
+    from cavvy.capabilities.models.wire import unlabel_model
 
     model, _, label = name.rpartition("@")
     if not model or not label or label.isdecimal():

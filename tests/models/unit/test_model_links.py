@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.capabilities.edge import model_command
+from cavvy.capabilities.models import command as model_command
 from cavvy.cli.view.failure import CommandFailure
 
 

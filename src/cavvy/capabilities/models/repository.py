@@ -19,7 +19,7 @@ from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from cavvy.capabilities.edge.nouns import ModelRepository
+from cavvy.capabilities.models.nouns import ModelRepository
 from cavvy.domain.values import replace
 from cavvy.packages import extra_command
 

@@ -24,7 +24,7 @@ def convert_confined(
     reads the folder of the model, a copy of the samples, and what is installed; it writes only to a
     folder of its own. Raises CommandFailure, also if this machine cannot confine it.
     """
-    from cavvy.capabilities.edge.on_device import confine
+    from cavvy.agent.work import confine
 
     if not confine.is_able():
         raise CommandFailure(

@@ -1,6 +1,6 @@
 """Signing keys of users for published models: a key is made here, and what it signs is checked and
 signed here, so that the server never has it. The lists are those of The Update Framework (TUF),
-which the server keeps (`control/model_repository.py`). This needs the packages of the extra `edge`.
+which the server keeps (`repository.py`). This needs the packages of the extra `edge`.
 
 A list is changed by the smallest change of the newest one: its version is one higher, and it names
 what was asked for, too. Devices check the result, and the server checks it before it stores it.
@@ -38,7 +38,7 @@ _REMIND = timedelta(days=60)  # before what a user has signed expires
 def list_expiring(client: ApiClient, project: str, now: datetime) -> list[str]:
     """Return a sentence about each list of a project that a user has signed and that expires soon,
     or has. A project without models has none. Raises ApiError."""
-    from cavvy.capabilities.edge.wire import read_signed_lists
+    from cavvy.capabilities.models.wire import read_signed_lists
 
     try:
         found = read_signed_lists(client, project)

@@ -1,0 +1,1 @@
+"""Published models in numbered, signed versions. The description is in `capability.py`."""
