@@ -32,6 +32,7 @@ def run_with(
     rise_s: float = 10**9,
     end_s: float | None = None,
     project: str = "p",
+    run_s: float = 20000,
 ) -> ScenarioResult:
     """Jobs of a project that are submitted at these times; the price rises tenfold once. The
     project p is below the project top.
@@ -48,12 +49,12 @@ def run_with(
     )
     submissions = tuple(
         SimSubmission(
-            task=TaskSpec(name="t", project=project, run="true", env={"FAKE_RUN_S": "20000"}),
+            task=TaskSpec(name="t", project=project, run="true", env={"FAKE_RUN_S": str(run_s)}),
             at_s=each,
         )
         for each in at_s
     )
-    longest = timedelta(hours=6)  # a little more than a job runs
+    longest = timedelta(seconds=1600 + run_s)
     return play(
         SimScenario(
             submissions=submissions,
@@ -105,7 +106,8 @@ def test_after_the_soft_share_nothing_new_starts_and_what_runs_goes_on() -> None
     budget = SpendingBudget(
         name="b", limit=Money(6_000_000), project="p", soft_percent=50, since=START
     )
-    ending = run_with(budget, 0, 4000)
+    # the whole budget is spent after 6000 s; one that waits is looked at every few seconds
+    ending = run_with(budget, 0, 4000, run_s=6500)
     first, second = ending.traces
     assert first.job.phase is JobPhase.DONE, tell(first)
     assert (second.job.phase, second.attempts) == (JobPhase.QUEUED, [])

@@ -460,7 +460,7 @@ def test_a_gang_on_demand_is_given_back_once_waiting_for_spot_is_cheaper_and_the
     """
     change = PriceChange(offer=FIXED.key, at_s=900, rate=HourlyRate(1_000_000))
     offers = (replace(FIXED, rate=HourlyRate(200_000)), replace(SPOT, capacity=0))
-    trace = run_scenario(task(hours=1.5, deadline=16 * HOUR), offers=offers, prices=(change,))
+    trace = run_scenario(task(hours=1.5, deadline=10 * HOUR), offers=offers, prices=(change,))
     assert bought(trace) == [
         ("a", "on-demand", AttemptOutcome.PREEMPTED),
         ("a", "on-demand", AttemptOutcome.SUCCEEDED),
