@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.contract.gateway_process import wait_for
-from tests.contract.gateway_suite import KEY
+from tests.contract.gateway_suite import KEY, of_models
 from tests.contract.http_talk import Talk, ask
 from tests.contract.replica_stand_in import ReplicaStandIn
 
@@ -31,6 +31,7 @@ ANY = "access-control-allow-origin"
 
 
 class ModelSuite:
+    @of_models
     def test_the_body_selects_the_service_by_its_model(
         self, plane: Any, replicas: list[ReplicaStandIn]
     ) -> None:
@@ -54,6 +55,7 @@ class ModelSuite:
         assert len(replicas[0].seen) == 3
         assert ask(plane.port, "POST", "/v1/other", b"x", host="any.example").status == 404
 
+    @of_models
     def test_keys_hold_for_models_and_for_their_list(
         self, plane: Any, replicas: list[ReplicaStandIn]
     ) -> None:
@@ -79,6 +81,7 @@ class ModelSuite:
         assert replicas[0].seen[-1].get("authorization") is None
         assert names(authorization=f"Bearer {KEY}") == ["org/private", "org/tiny"]
 
+    @of_models
     def test_a_large_body_goes_on_once_its_model_is_known(
         self, plane: Any, replicas: list[ReplicaStandIn]
     ) -> None:
@@ -95,6 +98,7 @@ class ModelSuite:
                 else:
                     assert "move `model` to the start" in reply.json["error"]["message"]
 
+    @of_models
     @pytest.mark.parametrize("size", [10, 500_000])
     def test_a_form_selects_the_service_by_its_model(
         self, plane: Any, replicas: list[ReplicaStandIn], size: int
@@ -109,6 +113,7 @@ class ModelSuite:
         refused = ask(plane.port, "POST", path, cut, host="any.example", content_type=kind)
         assert (refused.status, refused.json["error"]["code"]) == (400, "bad-request")
 
+    @of_models
     def test_a_file_of_requests_runs_for_those_who_may_use_its_models(
         self, plane: Any, replicas: list[ReplicaStandIn]
     ) -> None:
@@ -129,6 +134,7 @@ class ModelSuite:
         assert call("DELETE", f"/v1/files/{file['id']}").json["deleted"]
         assert ask(plane.port, "GET", path, host="any.example").status == 404, "without the key"
 
+    @of_models
     def test_a_model_describes_itself_to_those_who_may_use_it(self, plane: Any) -> None:
         def describe(name: str, **fields: str) -> Any:
             return ask(plane.port, "GET", f"/v1/models/{name}", host="any.example", **fields)

@@ -431,6 +431,7 @@ def test_run_names_the_command_for_a_service(folder: Path) -> None:
 def test_run_offers_to_start_a_service(
     answer: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("cavvy.capabilities.serving")
     (folder / "a.yaml").write_text(SERVED)
     served: list[object] = []
     monkeypatch.setattr("cavvy.cli.task.submission.may_ask", lambda: True)

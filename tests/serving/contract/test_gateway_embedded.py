@@ -746,6 +746,7 @@ def test_another_project_does_not_decide_which_pages_may_call_models(
     assert [ask_preflight(root) for root in ("", "/vault")] == [404, 204]
 
 
+@of_models
 def test_pages_call_models_that_all_need_keys(replicas: list[ReplicaStandIn]) -> None:
     plane = GatewayProcess(services=[KEYED_MODEL])
     try:

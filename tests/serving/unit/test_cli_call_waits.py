@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 
 from cavvy.capabilities.serving.answers import find_model, say_problem
-from cavvy.capabilities.serving.call_command import find_text
 from cavvy.capabilities.serving.reach import list_advice, list_waits
 from cavvy.capabilities.serving.wire import ServedView
-from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.service_wire import ReplicaView
 
 
@@ -134,9 +132,3 @@ def test_chat_takes_the_first_model_that_a_program_lists(body: bytes, model: str
 )
 def test_chat_says_the_message_of_an_error(body: bytes, said: str) -> None:
     assert say_problem(body) == said
-
-
-def test_chat_says_which_answer_it_cannot_read() -> None:
-    assert find_text(b'{"choices": [{"delta": {"content": "Hi"}}]}', "delta") == "Hi"
-    with pytest.raises(CommandFailure, match="the answer is not JSON: <html>"):
-        find_text(b"<html>", "message")
