@@ -45,10 +45,11 @@ def command(
     For a valid file, the command explains the task in plain words. For an invalid file, the command
     prints every problem with line, column and a suggested fix, and exits with 2. Unknown regions
     and providers, files that cannot be submitted, and resources or limits that no offer meets are
-    problems, too. SkyPilot and dstack files are also supported. If `cavvy run` would refuse fields
-    of a SkyPilot or dstack file, the command lists these fields and exits with 1. If the server is
-    running, the command also asks the server, and exits with 1 if `cavvy run` would refuse the
-    task, for example because the project lacks one of the task's secrets.
+    problems, too; in a file of another tool, such resources are a note. Files of other tools are
+    also supported. If `cavvy run` would refuse fields of such a file, the command lists these
+    fields and exits with 1. If the server is running, the command also asks the server, and exits
+    with 1 if `cavvy run` would refuse the task, for example because the project lacks one of the
+    task's secrets.
     """
     if schema:
         from cavvy.cli.view.output import json_out
