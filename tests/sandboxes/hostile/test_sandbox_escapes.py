@@ -1,0 +1,223 @@
+"""Hostile programs in sandboxes try to leave them, and to harm who reads what they send."""
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sandboxes.direct_host import DirectHost, start_host
+
+from cavvy.capabilities.functions.frames import pack
+from cavvy.capabilities.sandboxes import trees
+from cavvy.capabilities.sandboxes.errors import SandboxError, SandboxFileError, SandboxLost
+from cavvy.capabilities.sandboxes.link import SandboxLink
+from cavvy.capabilities.sandboxes.on_node.file_calls import ENTRY
+
+pytestmark = pytest.mark.system
+PROGRAM = Path(__file__).parents[2].joinpath("hostile", "sandbox_escapes.py")
+MARK = f"hunted-{os.getpid()}"
+LIMITS = {"memory_mib": 256, "disk_mib": 16, "processes": 48}
+OUTSIDE = (
+    *("secret", "host-process", "loopback-port", "abstract-socket", "path-socket"),
+    *("inherited-variable", "sys", "processes-seen", "packet-socket", "shm-file"),
+)
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[DirectHost]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HUNTED", MARK)
+        with start_host() as made:
+            yield made
+
+
+@pytest.fixture
+def hunt(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """What is outside, for which the programs look."""
+    with ExitStack() as stack:
+        secret, shm = tmp_path / "secret", Path(f"/dev/shm/{MARK}")
+        for each in (secret, shm):
+            each.write_text("secret")
+            each.chmod(0o644)
+        stack.callback(shm.unlink)
+        listener = stack.enter_context(socket.create_server(("", 0)))
+        abstract, path = stack.enter_context(_listen(f"\0{MARK}")), str(tmp_path / "s")
+        stack.enter_context(_listen(path))
+        assert abstract
+        waiting = stack.enter_context(
+            subprocess.Popen([sys.executable, "-c", "input()", MARK], stdin=subprocess.PIPE)
+        )
+        stack.callback(waiting.kill)
+        yield {
+            "secret": str(secret),
+            "shm_file": str(shm),
+            "port": listener.getsockname()[1],
+            "address": _find_address(),
+            "abstract": MARK,
+            "socket": path,
+            "pid": waiting.pid,
+            "mark": MARK,
+            "shm_key": 0x5B5B,
+            **LIMITS,
+        }
+
+
+def test_no_attempt_to_escape_succeeds(host: DirectHost, hunt: dict[str, Any]) -> None:
+    options = {"memory": "256MB", "disk": "16MB", "processes": LIMITS["processes"]}
+    with host.create(env={"PYTHONDONTWRITEBYTECODE": "1"}, cpu=1, **options) as sandbox:
+        sandbox.put(PROGRAM, "escapes.py")
+        done = sandbox.exec("python3", "escapes.py", json.dumps(hunt))
+        told = done.stdout.read()
+        assert told, (done.wait(), done.why, done.stderr.read())
+        found = json.loads(told)
+        assert {name: said for name, said in found.items() if said} == {}
+        assert len(found) >= 100
+        assert sandbox.exec("echo", "alive").stdout.read() == "alive\n"
+
+
+def test_the_same_attempts_succeed_without_a_sandbox(hunt: dict[str, Any]) -> None:
+    """What proves nothing succeeds nowhere. Only attempts that do no harm are made."""
+    command = [sys.executable, str(PROGRAM), json.dumps(hunt), *OUTSIDE]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "HUNTED": MARK}
+    )
+    found = json.loads(done.stdout)
+    root = {"packet-socket"} if os.geteuid() else set()
+    assert {name for name, said in found.items() if not said} == root
+
+
+def test_programs_that_outlive_their_starter_end_with_the_sandbox(host: DirectHost) -> None:
+    daemon = (
+        "import os, signal, time\n"
+        "for each in range(1, 32):\n"
+        "    if each not in (9, 19, 17): signal.signal(each, signal.SIG_IGN)\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        print('there', flush=True)\n"
+        "        time.sleep(1000)\n"
+    )
+    with host.create() as sandbox:
+        assert next(iter(sandbox.exec("python3", "-c", daemon, "daemon-" + MARK).stdout))
+        assert _find_processes("daemon-" + MARK)
+    assert not _find_processes("daemon-" + MARK)
+
+
+def test_what_a_sandbox_has_for_files_harms_no_reader(host: DirectHost, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    made = """
+mkdir -p tree/deep; cd tree; mkfifo pipe; ln -s /etc/passwd link; ln -s ../.. up
+ln -s /dev/zero endless; echo fine > deep/file; ln deep/file hard
+printf x > "$(printf 'a\\033[2Jb')"; chmod 4755 deep/file; truncate -s 1M sparse
+python3 -c "import socket; socket.socket(socket.AF_UNIX).bind('socket')"
+python3 -c "import os
+for _ in range(40):
+    os.mkdir('n' * 200); os.chdir('n' * 200)"
+"""
+    with host.create() as sandbox:
+        assert sandbox.exec("sh", "-c", made).wait() == 0
+        for path in ("tree/pipe", "tree/endless", "/dev/zero", "tree/socket"):
+            with pytest.raises(SandboxFileError):
+                sandbox.read_file(path)
+        kinds = {each.name: each.kind for each in sandbox.ls("tree")}
+        assert (kinds["pipe"], kinds["link"], kinds["socket"]) == ("pipe", "link", "socket")
+        with pytest.raises(SandboxError):  # a path that is too long
+            sandbox.get("tree", tmp_path / "got")
+        sandbox.exec("sh", "-c", "rm -r tree/n*").wait()
+        assert sandbox.get("tree", tmp_path / "whole") == 5
+        assert sorted(os.listdir(tmp_path / "whole")) == ["a\x1b[2Jb", "deep", "hard", "sparse"]
+        assert os.stat(tmp_path / "whole/deep/file").st_mode & 0o7000 == 0
+
+        # what lies at the target is replaced, never written through
+        (tmp_path / "to").mkdir()
+        (tmp_path / "to/hard").symlink_to(tmp_path / "mine")
+        sandbox.get("tree", tmp_path / "to")
+        assert (tmp_path / "mine").read_text() == "mine"
+        (tmp_path / "linked").mkdir()
+        (tmp_path / "linked/deep").symlink_to(tmp_path)
+        with pytest.raises(OSError, match=r"deep|directory|symbolic"):
+            sandbox.get("tree", tmp_path / "linked")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"../x", b"/x", b"a/../../x", b"a//b", b"./x", b"", b"a\0b", b"n" * 300, b"..", b"a/."],
+)
+def test_paths_that_lead_elsewhere_are_refused(tmp_path: Path, name: bytes) -> None:
+    entry = ENTRY.pack(len(name) or 5000, 0o100644, 1) + name + b"x"
+    with pytest.raises(SandboxFileError):
+        trees.take_tree(iter([entry, ENTRY.pack(0, 0, 0)]), tmp_path / "deep" / "to")
+    assert not list(tmp_path.rglob("x*"))
+
+
+def test_sizes_that_are_wrong_are_refused(tmp_path: Path) -> None:
+    for size in (5, 1 << 62):
+        entry = ENTRY.pack(1, 0o100644, size) + b"a" + b"xy"
+        with pytest.raises(SandboxFileError):
+            trees.take_tree(iter([entry]), tmp_path / "to")
+    with pytest.raises(SandboxFileError):  # a device
+        trees.take_tree(iter([ENTRY.pack(1, 0o020644, 0) + b"a"]), tmp_path / "to")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pack({"op": "out", "id": 1, "fd": 99}, b"x"),
+        pack({"op": "reply"}),
+        pack({"op": "reply", "id": 77}),
+        pack({"op": ["x"], "id": {}}),
+        struct.pack(">II", 1 << 30, 0),
+        struct.pack(">II", 2, 0) + b"[]",
+        b"HTTP/1.1 200 OK\r\n\r\n" * 20,
+    ],
+)
+def test_a_host_that_sends_anything_loses_its_connection(sent: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    link = SandboxLink(ours)
+
+    def answer() -> None:
+        theirs.recv(4096)
+        with suppress(OSError):
+            theirs.sendall(sent)
+            theirs.shutdown(socket.SHUT_WR)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with pytest.raises(SandboxLost):
+        link.open("start")
+    thread.join()
+    theirs.close()
+
+
+def _listen(address: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    made.bind(address)
+    made.listen()
+    return made
+
+
+def _find_address() -> str:
+    """Return an address of this machine that others can reach, or one that nobody has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as made:
+        try:
+            made.connect(("192.0.2.1", 9))
+        except OSError:
+            return "192.0.2.1"
+        return str(made.getsockname()[0])
+
+
+def _find_processes(word: str) -> list[str]:
+    found = []
+    for each in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if word.encode() in each.read_bytes() and each.parent.name != str(os.getpid()):
+                found.append(each.parent.name)
+    return found
