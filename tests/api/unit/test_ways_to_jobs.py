@@ -57,7 +57,10 @@ _CONSENTS = {
     "capabilities/functions/program.py:deploy_program": {"consent"},
     "capabilities/functions/program.py:dev_program": {"consent"},
     "capabilities/functions/program.py:run_program": {"consent"},
-    "capabilities/sandboxes/hosts.py:_submit": {"needs.consent"},
+    "capabilities/sandboxes/hosts.py:_submit": {
+        "needs.consent",
+        "needs.consent or (sent.budget and (not needs.free))",
+    },
     "capabilities/serving/deploy_command.py:_start": {"consent"},
     "capabilities/serving/serve_command.py:ask_server": {"consent"},
     "capabilities/serving/serve_command.py:serve_file": {"consent"},

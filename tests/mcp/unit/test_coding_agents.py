@@ -36,6 +36,9 @@ _READS = {
     "cost": "cost",
     "services": "services",
     "doctor": "doctor",
+    "sandbox_create": "sandbox",
+    "sandbox_run": "sandbox",
+    "sandboxes": "sandbox",
 }
 _ENDS = {"stop": "stop", "unserve": "unserve"}
 _SPENDS = {"run", "serve"}  # tests/mcp/system tries both without consent and beyond the limit

@@ -45,6 +45,7 @@ PROGRAMS = {
     "extend/spot-policy.md": "tests/planner/unit/test_deadline_session.py",
     "guides/train.md": "tests/train/torch/test_train_guides.py",
     "tutorials/functions.md": "tests/functions/system/test_functions.py",
+    "tutorials/sandboxes.md": "tests/sandboxes/system/test_sandbox_jobs.py",
     "tutorials/training-with-resume.md": "tests/train/torch/test_train_guides.py",
 }
 ELSEWHERE = {
@@ -131,6 +132,7 @@ OUTPUTS = {
     ("guides/sign-in.md", "open"): "an identity provider",
     ("guides/slurm.md", "provider"): "a cluster",
     ("guides/ssh-hosts.md", "provider"): "hosts",
+    ("tutorials/sandboxes.md", ""): "tests/sandboxes/system/test_sandbox_jobs.py runs them",
     ("tutorials/functions.md", ""): "packages; tests/functions/system/test_functions.py runs it",
 }
 # Files of other programs, or of other kinds.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.pages import ROOT, read_blocks
 from tests.system.server_state import home_with_jobs
 
 pytestmark = pytest.mark.system
@@ -61,3 +62,29 @@ print(len(list(cavvy.Client().jobs())))
     assert lines[:3] == ["['kept']", "from the first", ""]
     assert lines[3] == "[] ['terminated', 'terminated']"
     assert lines[4] == "1"
+
+
+def test_the_tutorial(home: Path, tmp_path: Path) -> None:
+    """Each program prints what the page shows below it, and the commands work."""
+    blocks = read_blocks(ROOT / "docs" / "tutorials" / "sandboxes.md")
+    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+        if block.language == "python":
+            (tmp_path / block.text.split()[1]).write_text(block.text)
+            lines = run_program(tmp_path, block.text)
+            assert after is not None
+            assert lines == after.text.splitlines(), block.name
+    (commands,) = (each.text for each in blocks if each.language == "sh")
+    python = Path(sys.executable).parent
+    done = subprocess.run(
+        ["sh", "-ec", commands],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PATH": f"{python}:{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "demo" in done.stdout
+    assert done.stdout.splitlines()[0] == "1"
+    assert done.stdout.splitlines()[-1].endswith(" has ended")

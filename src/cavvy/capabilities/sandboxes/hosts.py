@@ -1,6 +1,7 @@
 """The jobs in which sandboxes run: finds or submits the one of a project, and connects to it."""
 
 import asyncio
+import getpass
 import json
 import os
 import shlex
@@ -24,10 +25,11 @@ from cavvy.capabilities.functions.jobs import (
 )
 from cavvy.capabilities.sandboxes.errors import SandboxLost, SandboxNotFound
 from cavvy.capabilities.sandboxes.link import SandboxLink, tell
+from cavvy.client import make_key
 from cavvy.client.tunnel import NodeTunnel, RemoteError, TunnelLost, join, open_by_api
 from cavvy.sdk.connections import Connections
 from cavvy.sdk.errors import CavvyError
-from cavvy.sdk.submission import SubmitOptions, submit_task
+from cavvy.sdk.submission import SubmitOptions, prepare_task
 from cavvy.sdk.task import Task
 
 TAG = "cavvy-sandboxes"
@@ -49,10 +51,11 @@ class HostNeeds(NamedTuple):
     keys: Mapping[str, Any]
     idle_s: float = _IDLE_S
     consent: bool = False
+    free: bool = False  # whether consents that are stored do not count
 
     def digest(self) -> str:
         """Return what hosts with the same needs have in common."""
-        text = json.dumps([self.keys, self.idle_s], sort_keys=True, default=str)
+        text = json.dumps([self.keys, self.idle_s, self.free], sort_keys=True, default=str)
         return sha256(text.encode()).hexdigest()[:16]
 
 
@@ -132,8 +135,17 @@ class SandboxHosts:
             project=project, files=list_files() | {_SPEC: spec}, consent=needs.consent
         )
         with self._connections.use() as connection:
-            made, _ = submit_task(
-                connection, task, options, None, self._connections.default_project
+            find = self._connections.default_project
+            sent = prepare_task(connection, task, options, None, find)
+            made = connection.submit(
+                sent.text,
+                project=sent.project,
+                path=sent.path,
+                origin=sent.origin,
+                user=getpass.getuser(),
+                consent=needs.consent or (sent.budget and not needs.free),
+                own_consent=needs.free,
+                key=make_key(),
             )
         return JobPlace(made.project, made.id, meet)
 

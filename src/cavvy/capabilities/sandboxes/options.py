@@ -34,6 +34,7 @@ class SandboxOptions:
     resources: Mapping[str, Any] = field(default_factory=dict)
     idle: str | int | float | timedelta = "1m"
     consent: bool = False
+    free: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """Return what the host must know, checked. Raises InvalidArgument."""
@@ -72,7 +73,7 @@ class SandboxOptions:
         if self.resources:
             keys["resources"] = dict(self.resources)
         idle_s = _read_length("idle", self.idle)
-        return HostNeeds(keys, idle_s, self.consent)
+        return HostNeeds(keys, idle_s, self.consent and not self.free, self.free)
 
 
 def check_variables(what: str, values: Mapping[str, str]) -> dict[str, str]:

@@ -84,7 +84,8 @@ class Sandbox:
 
         Sandboxes run in a job of the project, which is submitted if none runs that has the same
         `image` and `resources` (keys of a task's resources); it ends when it had no sandbox for
-        `idle` ("1m"). `consent` agrees to what it costs. Raises CavvyError.
+        `idle` ("1m"). `consent` agrees to what it costs; with `free`, no consent counts,
+        so only what costs nothing is used. Raises CavvyError.
         """,
     )
     from_id = _ClassCall("_from_id", "Return the sandbox with this ID. Raises SandboxNotFound.")
