@@ -69,6 +69,10 @@ PLACES = {
 }
 # By page and beginning of the block.
 NOT_RUN = {
+    (
+        "tutorials/sandboxes.md",
+        "id=",
+    ): "a server; tests/sandboxes/system/test_sandbox_jobs.py runs it",
     ("guides/scripts.md", "cavvy plan train.py"): "a GPU",
     ("guides/access.md", "cavvy forward digits"): "a node that is another machine",
     ("guides/access.md", "ssh digits"): "OpenSSH reads the home folder of /etc/passwd",
@@ -132,7 +136,10 @@ OUTPUTS = {
     ("guides/sign-in.md", "open"): "an identity provider",
     ("guides/slurm.md", "provider"): "a cluster",
     ("guides/ssh-hosts.md", "provider"): "hosts",
-    ("tutorials/sandboxes.md", ""): "tests/sandboxes/system/test_sandbox_jobs.py runs them",
+    ("tutorials/sandboxes.md", "42 0"): "first.py",
+    ("tutorials/sandboxes.md", "attempt"): "agent.py",
+    ("tutorials/sandboxes.md", "[True"): "many.py",
+    ("tutorials/sandboxes.md", "1 left"): "files.py",
     ("tutorials/functions.md", ""): "packages; tests/functions/system/test_functions.py runs it",
 }
 # Files of other programs, or of other kinds.
