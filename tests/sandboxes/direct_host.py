@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from tests.waits import wait_until
 
-from cavvy.capabilities.functions.jobs import JobPlace, dial_here
+from cavvy.capabilities.functions.jobs import JobPlace
+from cavvy.capabilities.functions.meeting import dial_here
 from cavvy.capabilities.sandboxes.errors import IsolationMissing
 from cavvy.capabilities.sandboxes.link import SandboxLink
 from cavvy.capabilities.sandboxes.on_node import host

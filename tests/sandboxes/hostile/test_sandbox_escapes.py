@@ -221,3 +221,31 @@ def _find_processes(word: str) -> list[str]:
             if word.encode() in each.read_bytes() and each.parent.name != str(os.getpid()):
                 found.append(each.parent.name)
     return found
+
+
+def test_a_network_leads_to_the_internet_only(host: DirectHost, hunt: dict[str, Any]) -> None:
+    """The proxy of a sandbox refuses this machine, and there is no way around it."""
+    program = (
+        "import json, sys, urllib.error, urllib.request\n"
+        "for address in sys.argv[1:]:\n"
+        "    try:\n"
+        "        print(urllib.request.urlopen(address, timeout=20).status)\n"
+        "    except urllib.error.HTTPError as error:\n"
+        "        print(error.code)\n"
+    )
+    port = hunt["port"]
+    addresses = [f"http://{hunt['address']}:{port}/", "http://169.254.169.254/latest/meta-data/"]
+    with host.create(network=True, cpu=1) as sandbox:
+        done = sandbox.exec("python3", "-c", program, *addresses)
+        assert done.stdout.read().split() == ["403", "403"], done.stderr.read()
+        sandbox.put(PROGRAM, "escapes.py")
+        names = (
+            "loopback-port",
+            "own-address",
+            "metadata",
+            "names",
+            "abstract-socket",
+            "raw-socket",
+        )
+        told = sandbox.exec("python3", "escapes.py", json.dumps(hunt), *names).stdout.read()
+        assert json.loads(told) == dict.fromkeys(names, "")

@@ -27,8 +27,8 @@ _ID = click.argument("sandbox", metavar="ID")
 def command() -> None:
     """Run untrusted code in sandboxes.
 
-    A sandbox has no network and sees no files of the machine but its programs. It ends after its
-    timeout, with its files.
+    A sandbox has no network, unless asked for, and sees no files of the machine but its programs.
+    It ends after its timeout, with its files.
     """
 
 
@@ -42,6 +42,7 @@ def command() -> None:
 @click.option(
     "--pip", "packages", multiple=True, metavar="PACKAGE", help="A package to install; repeatable."
 )
+@click.option("--network", is_flag=True, help="Let it send requests to the internet.")
 @click.option("--required", is_flag=True, help="Refuse a machine that lacks any isolation.")
 @click.option("--free", is_flag=True, help="Use only machines that cost nothing.")
 @yes_option

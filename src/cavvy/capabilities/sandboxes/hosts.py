@@ -16,13 +16,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from cavvy.capabilities.functions.jobs import (
-    ENDED,
-    JobPlace,
-    dial_here,
-    look_at,
-    make_meeting_place,
-)
+from cavvy.capabilities.functions.jobs import ENDED, JobPlace, look_at
+from cavvy.capabilities.functions.meeting import dial_here, make_meeting_place
 from cavvy.capabilities.sandboxes.errors import SandboxLost, SandboxNotFound
 from cavvy.capabilities.sandboxes.link import SandboxLink, tell
 from cavvy.client import make_key

@@ -1,6 +1,6 @@
 """The options of sandboxes, and how they become keys of a host's task."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -26,7 +26,7 @@ class SandboxOptions:
     disk: str | int | float = "1GB"
     processes: int = 256
     timeout: str | int | float | timedelta = "5m"
-    network: bool = False
+    network: bool | Sequence[str] = False
     isolation: str = "best"
     env: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
@@ -89,10 +89,13 @@ def check_variables(what: str, values: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _read_network(value: object) -> bool:
-    if value is not False:
-        raise _wrong("network", value, "sandboxes have no network: use False")
-    return False
+def _read_network(value: bool | Sequence[str]) -> bool | list[str]:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) or not all(isinstance(each, str) and each for each in value):
+        hint = 'use False, True, or host names such as ["pypi.org", "*.example.com"]'
+        raise _wrong("network", value, hint)
+    return [each.lower() for each in value]
 
 
 def _read_memory(what: str, value: str | int | float, least: int) -> int:

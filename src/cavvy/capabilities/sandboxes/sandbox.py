@@ -45,7 +45,7 @@ class SandboxInfo(NamedTuple):
     programs: int
     cpu: float
     memory_mib: int
-    network: bool
+    network: bool | builtins.list[str]
 
 
 class SandboxFile(NamedTuple):
@@ -77,7 +77,9 @@ class Sandbox:
 
         `image` is its software, such as `cavvy.Image.python().pip_install("numpy")`; `cpu`,
         `memory` ("2GB"), `disk` ("1GB", in memory) and `processes` (256) are its limits; after
-        `timeout` ("5m") it ends, also if its server and its caller are gone. It has no `network`.
+        `timeout` ("5m") it ends, also if its server and its caller are gone. `network` is
+        False, True, or a list of host names ("*.example.com"): a proxy for HTTP and HTTPS, which
+        refuses addresses that are not of the internet.
         `isolation="required"` refuses machines that lack any wall. `env` are variables of its
         programs; `title` and `tags` are shown in lists. `snapshot` has the files with which its
         home folder begins.

@@ -30,6 +30,7 @@ if __name__ == "__main__":  # the root of the files that were sent with the work
 
 from cavvy.capabilities.functions.frames import CallFrames, WrongFrame, pack, prove
 from cavvy.capabilities.sandboxes.on_node.inside import MOST_MESSAGE, receive
+from cavvy.capabilities.sandboxes.on_node.network import NetworkProxy, make_variables
 from cavvy.capabilities.sandboxes.on_node.walls import WORK
 
 TYPE_CHECKING = False
@@ -219,6 +220,8 @@ class HostedSandbox:
         self._streams: dict[int, ProgramPipes] = {}
         self._connects: dict[int, asyncio.Future[int]] = {}
         self._why = ""
+        self._proxy: NetworkProxy | None = None
+        self._server: asyncio.Server | None = None
         control.setblocking(False)
         host.loop.add_reader(control, self._hear)
 
@@ -270,6 +273,9 @@ class HostedSandbox:
         self.seconds = time.monotonic() - self.began
         self.host.loop.remove_reader(self._control)
         self._control.close()
+        if self._server is not None and self._proxy is not None:
+            self._server.close()
+            self._proxy.close()
         for stream in self._streams.values():
             if stream.code is None:
                 stream.end(-signal.SIGKILL, why=why)
@@ -325,7 +331,11 @@ class HostedSandbox:
     def _take(self, message: Head, fds: list[int]) -> None:
         op = message["op"]
         if op == "ready" and not self.ready.done():
-            self.ready.set_result(None)
+            if self.options["network"]:
+                listener = socket.socket(fileno=os.dup(fds[0]))
+                self.host.start_task(self._start_network(listener))
+            else:
+                self.ready.set_result(None)
         elif op == "broken" and not self.ready.done():
             text = str(message["text"])[:1000]
             self.ready.set_exception(HostRefusal("IsolationMissing", text))
@@ -348,6 +358,13 @@ class HostedSandbox:
                 self._streams.pop(number).end(127, why=text)
         else:
             raise ValueError(op)
+
+    async def _start_network(self, listener: socket.socket) -> None:
+        allowed = self.options["network"]
+        self._proxy = NetworkProxy(None if allowed is True else allowed)
+        self._server = await self._proxy.start(listener)
+        if not self.ready.done():
+            self.ready.set_result(None)
 
     def _say(self, message: Head, fds: list[int] | None = None) -> None:
         if self.over.done():
@@ -548,6 +565,8 @@ class SandboxHost:
         env = {**self._spec["env"], **sandbox.options["env"], **head.get("env", {})}
         path = f"{sys.prefix}/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
         usual = {"PATH": path, "HOME": WORK, "USER": "sandbox", "LANG": "C.UTF-8", "TERM": "dumb"}
+        if sandbox.options["network"]:
+            usual |= make_variables()
         cwd = os.path.join(WORK, head.get("cwd") or "")
         return {"op": "start", "argv": head["argv"], "env": {**usual, **env}, "cwd": cwd}
 

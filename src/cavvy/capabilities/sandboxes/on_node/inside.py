@@ -17,7 +17,7 @@ import socket
 import time
 from contextlib import suppress
 
-from cavvy.capabilities.sandboxes.on_node import file_calls, walls
+from cavvy.capabilities.sandboxes.on_node import file_calls, network, walls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class _Inside:
         self._memory = options["memory_mib"] * _MIB
         self._programs: dict[int, int] = {}  # the number of each program, by its process ID
         self._memory_over = False
+        self._network = bool(options["network"])
 
     def run(self) -> None:
         awake, signalled = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -68,7 +69,7 @@ class _Inside:
         poll = select.poll()
         poll.register(awake, select.POLLIN)
         poll.register(self._control, select.POLLIN)
-        self._say({"op": "ready"})
+        self._say_ready()
         look_at = 0.0
         while True:
             now = time.monotonic()
@@ -84,6 +85,14 @@ class _Inside:
                 elif not self._obey():
                     return
             self._reap()
+
+    def _say_ready(self) -> None:
+        """Tell the host that programs can start, and hand it the socket of the proxy, if any."""
+        if not self._network:
+            self._say({"op": "ready"})
+            return
+        with socket.create_server(("127.0.0.1", network.PORT), backlog=64) as made:
+            self._say({"op": "ready"}, [made.fileno()])
 
     def _obey(self) -> bool:
         """Obey the next message. Return False if the host is gone."""
