@@ -183,12 +183,13 @@ def find_work(host: int) -> set[int]:
 
 
 def find_zygote() -> int:
-    """Return the newest process that makes sandboxes."""
+    """Return the newest process of this server that makes sandboxes."""
+    home = os.environ["CAVVY_HOME"].encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = path.read_bytes().split(b"\0")
-            if len(words) > 2 and words[2].endswith(b"on_node/zygote.py"):
+            if len(words) > 2 and words[2].endswith(b"zygote.py") and words[2].startswith(home):
                 found.append(int(path.parent.name))
     return max(each for each in found if read_parent(each) not in found and is_alive(each))
 

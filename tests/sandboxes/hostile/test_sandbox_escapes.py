@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sandboxes.direct_host import PROGRAM as DIRECT
 from tests.sandboxes.direct_host import DirectHost, start_host
 
 from cavvy.capabilities.functions.frames import pack
@@ -20,6 +21,7 @@ from cavvy.capabilities.sandboxes import trees
 from cavvy.capabilities.sandboxes.errors import SandboxError, SandboxFileError, SandboxLost
 from cavvy.capabilities.sandboxes.link import SandboxLink
 from cavvy.capabilities.sandboxes.on_node.file_calls import ENTRY
+from cavvy.capabilities.sandboxes.on_node.walls import Walls
 
 pytestmark = pytest.mark.system
 PROGRAM = Path(__file__).parents[2].joinpath("hostile", "sandbox_escapes.py")
@@ -36,6 +38,17 @@ def host() -> Iterator[DirectHost]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HUNTED", MARK)
         with start_host() as made:
+            yield made
+
+
+@pytest.fixture(scope="module")
+def host_of_user() -> Iterator[DirectHost]:
+    """A host whose user is not root: all its sandboxes have this user's ID outside."""
+    if os.geteuid():
+        pytest.skip("only root starts a host as another user")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HUNTED", MARK)
+        with start_host(user=4242) as made:
             yield made
 
 
@@ -70,7 +83,11 @@ def hunt(tmp_path: Path) -> Iterator[dict[str, Any]]:
         }
 
 
-def test_no_attempt_to_escape_succeeds(host: DirectHost, hunt: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", ["host", "host_of_user"])
+def test_no_attempt_to_escape_succeeds(
+    kind: str, request: pytest.FixtureRequest, hunt: dict[str, Any]
+) -> None:
+    host: DirectHost = request.getfixturevalue(kind)
     options = {"memory": "256MB", "disk": "16MB", "processes": LIMITS["processes"]}
     with host.create(env={"PYTHONDONTWRITEBYTECODE": "1"}, cpu=1, **options) as sandbox:
         sandbox.put(PROGRAM, "escapes.py")
@@ -249,3 +266,29 @@ def test_a_network_leads_to_the_internet_only(host: DirectHost, hunt: dict[str, 
         )
         told = sandbox.exec("python3", "escapes.py", json.dumps(hunt), *names).stdout.read()
         assert json.loads(told) == dict.fromkeys(names, "")
+
+
+def test_sandboxes_of_one_user_cannot_reach_each_other(host_of_user: DirectHost) -> None:
+    """They have the same user ID outside, but neither files nor processes in common."""
+    with host_of_user.create() as one, host_of_user.create() as other:
+        one.write_file("/tmp/x", "x")
+        sleeping = one.exec("sleep", "1000")
+        looked = other.exec("sh", "-c", "ls /tmp; cat /proc/[0-9]*/comm; kill -9 -1")
+        assert set(looked.stdout.read().split()) <= {"python3", "sh", "cat"}
+        assert sleeping.poll() is None
+
+
+def test_a_machine_that_cannot_isolate_says_what_is_missing(host: DirectHost) -> None:
+    """Such as one on which new namespaces are forbidden, as in a sandbox."""
+    with host.create() as sandbox:
+        sandbox.put(host.folder / "cavvy", "cavvy")
+        sandbox.write_file("host.json", '{"idle_s": 60, "env": {}}')
+        program = sandbox.exec("timeout", "20", "python3", DIRECT, "host.json", "x:key")
+        line = next(iter(program.stderr))
+        assert "cannot isolate sandboxes: " in line
+        assert "own mount namespaces" in line
+        program.kill()
+    walls = Walls()
+    assert "Landlock" in walls.list_missing()[0]
+    walls.landlock = 7
+    assert not walls.list_missing()

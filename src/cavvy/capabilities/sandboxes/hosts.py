@@ -22,8 +22,9 @@ from cavvy.capabilities.sandboxes.errors import SandboxLost, SandboxNotFound
 from cavvy.capabilities.sandboxes.link import SandboxLink, tell
 from cavvy.client import make_key
 from cavvy.client.tunnel import NodeTunnel, RemoteError, TunnelLost, join, open_by_api
+from cavvy.client.wire import JobDetail
 from cavvy.sdk.connections import Connections
-from cavvy.sdk.errors import CavvyError
+from cavvy.sdk.errors import CavvyError, JobNotFound
 from cavvy.sdk.submission import SubmitOptions, prepare_task
 from cavvy.sdk.task import Task
 
@@ -37,6 +38,7 @@ _LOOK_S = 0.25
 _DIAL_S = 0.004
 _HERE_S = 2.0  # after which a running job is not on this machine
 _OPEN_S = 90.0
+_MOST_TRIES = 10  # to open the tunnel
 _UNENDED = ("running", "starting", "placed", "queued")
 
 
@@ -75,22 +77,31 @@ class SandboxHosts:
             place = self._known.get(key)
             if place is not None and (link := self._find_open(place)) is not None:
                 return link, place
-            place = self._search(*key) or self._submit(*key, needs)
-            link = self._connect(place)
-            self._known[key] = place
-            return link, place
+            if (place := self._search(*key)) is not None:
+                with suppress(SandboxLost):  # an idle host may end just now
+                    self._known[key] = place
+                    return self._connect(place), place
+            self._known[key] = place = self._submit(*key, needs)
+            return self._connect(place), place
 
     def reach(self, project: str | None, job: str) -> tuple[SandboxLink, JobPlace]:
         """Return a connection to the host with this job. Raises SandboxNotFound, CavvyError."""
         chosen = self.choose_project(project)
         with self._lock:
             self._leave_parent()
-            with self._connections.use() as connection:
-                detail = connection.job(chosen, job)
+            detail = self._find_job(chosen, job)
             if TAG not in detail.tags or detail.phase in ENDED:
                 raise SandboxNotFound(f"the host of this sandbox has ended (job {job})")
             place = JobPlace(chosen, detail.id, _read_meet(detail.task))
             return self._find_open(place) or self._connect(place), place
+
+    def _find_job(self, project: str, job: str) -> JobDetail:
+        try:
+            with self._connections.use() as connection:
+                return connection.job(project, job)
+        except JobNotFound as error:
+            text = f"project {project} has no job {job}, so the sandbox is not there"
+            raise SandboxNotFound(text) from error
 
     def list_jobs(self, project: str | None) -> list[str]:
         """Return the IDs of the jobs that run hosts now."""
@@ -151,7 +162,7 @@ class SandboxHosts:
     def _dial(self, place: JobPlace) -> socket.socket:
         """Return a connection, once the job runs. Raises SandboxLost, CavvyError."""
         looked = running_at = 0.0
-        told = ""
+        told, tries = "", 1
         while True:
             with suppress(OSError):
                 return dial_here(place.meet)
@@ -170,7 +181,12 @@ class SandboxHosts:
                     tell(f"sandboxes: {phase}")
                 told = phase
             if running_at and now - running_at > _HERE_S:
-                return _HostTunnel(self._connections, place).open()
+                try:
+                    return _HostTunnel(self._connections, place).open()
+                except CavvyError:
+                    if tries == _MOST_TRIES:
+                        raise
+                    tries, running_at = tries + 1, 0.0  # its node may have been replaced
             time.sleep(_DIAL_S)
 
     def _read_log(self, place: JobPlace) -> str:

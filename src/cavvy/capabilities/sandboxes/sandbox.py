@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -17,7 +18,12 @@ from typing import Any, NamedTuple, Self
 from cavvy.capabilities.functions.app import BothWays
 from cavvy.capabilities.functions.jobs import JobPlace
 from cavvy.capabilities.sandboxes import trees
-from cavvy.capabilities.sandboxes.errors import SandboxEnded, SandboxError, SandboxFileError
+from cavvy.capabilities.sandboxes.errors import (
+    SandboxEnded,
+    SandboxError,
+    SandboxFileError,
+    SandboxNotFound,
+)
 from cavvy.capabilities.sandboxes.hosts import SandboxHosts
 from cavvy.capabilities.sandboxes.link import SandboxLink
 from cavvy.capabilities.sandboxes.options import SandboxOptions, check_variables
@@ -94,7 +100,7 @@ class Sandbox:
     list = _ClassCall("_list", "Return a SandboxInfo of each sandbox; with `ended`, of ended ones.")
 
     def __init__(self, link: SandboxLink, place: JobPlace, name: str) -> None:
-        self._link, self._place, self._name = link, place, name
+        self._first, self._place, self._name = link, place, name
 
     @property
     def id(self) -> str:
@@ -245,6 +251,13 @@ class Sandbox:
     def __repr__(self) -> str:
         return f"<Sandbox {self.id}>"
 
+    @property
+    def _link(self) -> SandboxLink:
+        """The connection to the host. A lost one is opened again. Raises SandboxNotFound."""
+        if self._first.lost:
+            self._first, _ = _find_hosts().reach(self._place.project, self._place.id)
+        return self._first
+
     def _exec(
         self,
         *argv: str,
@@ -324,7 +337,7 @@ class Sandbox:
             return ""
 
     def _terminate(self) -> None:
-        if not self._link.lost:
+        with suppress(SandboxNotFound):
             self._link.ask("terminate", sandbox=self._name)
 
 

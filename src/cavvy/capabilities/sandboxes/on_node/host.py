@@ -45,6 +45,7 @@ _GREET_S = 10.0
 _READY_S = 30.0  # in which a sandbox must have closed itself in
 _GRACE_S = 0.25  # after a program's end, for what its children still print
 _MOST_SANDBOXES = 8192
+_MOST_STARTING = 32  # at the same time; further ones wait for their turn
 _MOST_ENDED = 2000  # ended sandboxes that are remembered
 _MOST_WORDS = 96 << 10  # bytes of a program's arguments and variables
 _OPEN_FILES = 1 << 17
@@ -201,6 +202,7 @@ class ProgramPipes:
 
     def _finish(self) -> None:
         self.caller.streams.pop(self.request, None)
+        self.caller.numbers.pop(self.request, None)
 
     def _say(self, head: Head, body: bytes = b"") -> None:
         self.caller.send({**head, "id": self.request}, body)
@@ -371,6 +373,9 @@ class HostedSandbox:
             raise HostRefusal("SandboxEnded", f"the sandbox {self.name} has ended ({self._why})")
         try:
             send(self._control, message, fds)
+        except BlockingIOError:
+            text = "too many programs start in this sandbox at the same time"
+            raise HostRefusal("SandboxError", text) from None
         except OSError:
             self.end("lost")
             raise HostRefusal("SandboxEnded", f"the sandbox {self.name} does not answer") from None
@@ -501,7 +506,8 @@ class SandboxHost:
         self._able: asyncio.Future[list[str]] = self.loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._used_at = time.monotonic()
-        self._ended_seconds = 0.0
+        self._starting = asyncio.Semaphore(_MOST_STARTING)
+        self._untold: deque[tuple[Head, list[int]]] = deque()  # what the zygote has not taken
 
     async def run(self) -> None:
         """Serve until no sandbox has been there for long."""
@@ -529,11 +535,27 @@ class SandboxHost:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def tell_zygote(self, message: Head, fds: list[int] | None = None) -> None:
-        try:
-            send(self._control, message, fds)
-        except OSError:
-            self._over.set()
+    def tell_zygote(self, message: Head, fds: tuple[int, ...] = ()) -> None:
+        """Send a message to the zygote, as soon as it takes it."""
+        self._untold.append((message, [os.dup(fd) for fd in fds]))
+        if len(self._untold) == 1:
+            self._tell_zygote()
+
+    def _tell_zygote(self) -> None:
+        while self._untold:
+            message, fds = self._untold[0]
+            try:
+                send(self._control, message, fds)
+            except BlockingIOError:
+                self.loop.add_writer(self._control, self._tell_zygote)
+                return
+            except OSError:
+                self._over.set()
+                return
+            self._untold.popleft()
+            for fd in fds:
+                os.close(fd)
+        self.loop.remove_writer(self._control)
 
     async def answer(self, caller: HostCaller, op: str, number: int, head: Head) -> Head:
         """Do what a caller asks, and return the answer. Raises HostRefusal."""
@@ -578,18 +600,22 @@ class SandboxHost:
             raise HostRefusal(
                 "TooManySandboxes", f"the host has {_MOST_SANDBOXES} sandboxes already"
             )
+        async with self._starting:
+            return {**await self._start_sandbox(options), "missing": missing}
+
+    async def _start_sandbox(self, options: Head) -> Head:
         name = secrets.token_hex(8)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         made = self._sandboxes[name] = HostedSandbox(self, name, options, ours)
         with theirs:
-            self.tell_zygote({"op": "create", "name": name, "options": options}, [theirs.fileno()])
+            self.tell_zygote({"op": "create", "name": name, "options": options}, (theirs.fileno(),))
         try:
             async with asyncio.timeout(_READY_S):
                 await asyncio.shield(made.ready)
         except TimeoutError:
             made.end("lost")
             raise HostRefusal("SandboxLost", f"no sandbox within {_READY_S:g} s") from None
-        return {**made.describe(), "missing": missing}
+        return made.describe()
 
     def _count_ended(self) -> int:
         """Return how many sandboxes have ended, and forget the oldest of them."""
