@@ -241,9 +241,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="cavvy-sandboxes-", ignore_cleanup_errors=True) as top:
         os.environ["CAVVY_HOME"] = home = f"{top}/home"
         os.chdir(top)
-        measure_start(given.rounds)
-        measure_many(given.many)
-        measure_kills(home)
+        try:
+            measure_start(given.rounds)
+            measure_many(given.many)
+            measure_kills(home)
+        finally:
+            for pid in find_processes(home):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
