@@ -72,6 +72,12 @@ def command(
             "the command of the image is known only to its registry",
             f"write the command that {task.image} runs into `run`",
         )
+    if task.elastic is not None and provider != "dockerfile":
+        click.echo(
+            f"note: other systems do not choose the number of nodes; this job has {task.nodes}, "
+            f"the least of {task.elastic}",
+            err=True,
+        )
     if provider == "dockerfile":
         text = _write_dockerfile(task)
     elif job_format := find_format(provider):
