@@ -290,6 +290,8 @@ def test_all_problems_are_told_at_once_and_in_order() -> None:
         ("limits: {budget: -3}", "2:18", "such as 25"),
         ("limits: {timeout: 3h}", "2:10", "write `duration`"),
         ("grace: 2h", "2:8", "at most 1h00m"),
+        ("nodes: 4..2", "2:8", "write 2..4"),
+        ("nodes: 2..16\nsession: true", "2:1", "a session stays on its nodes"),
         ("notify: mian", "2:9", "did you mean `main`?"),
         ("notify: [all]", "2:9", "handlers, main or all"),
         ("keep: 25h", "2:7", "at most 1d00h"),

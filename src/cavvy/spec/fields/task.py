@@ -386,7 +386,7 @@ def _read_nodes(node: ScalarNode) -> tuple[int, NodeRange | None]:
     least, dots, most = node.text.strip().partition("..")
     ends = [each.strip() for each in ((least, most) if dots else (least,))]
     if not all(re.fullmatch(r"[+]?[0-9]{1,18}", each) for each in ends):
-        raise WrongValue(f"{describe(node)} is neither a whole number nor a range")
+        raise WrongValue(f"{describe(node)} is not a whole number, nor a range of them")
     numbers = [int(each) for each in ends]
     for each in numbers:
         if not 1 <= each <= _MOST_NODES:
