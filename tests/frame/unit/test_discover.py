@@ -224,8 +224,11 @@ logging.getLogger("cavvy").addHandler(Keep())
 from click.testing import CliRunner
 from cavvy.cli.main import cli
 assert CliRunner().invoke(cli, ["--help"]).exit_code == 0
+from types import SimpleNamespace
 from cavvy.api.app import make_app
-paths = [path for path in make_app(None).openapi()["paths"]]
+from cavvy.control.own_reconcilers import OwnReconcilers
+plane = SimpleNamespace(own=OwnReconcilers(None))
+paths = [path for path in make_app(SimpleNamespace(control_plane=plane)).openapi()["paths"]]
 from cavvy.store.open import MemoryStore
 session = MemoryStore()._session
 tables = [row[0] for row in session.run("SELECT name FROM sqlite_master WHERE type = 'table'")]
