@@ -93,10 +93,10 @@ def test_the_end_of_a_cluster_is_not_that_of_another(place: Path, tmp_path: Path
     other = tmp_path / "beside" / "pbs"
     pbs_stand_in.install(other)
     waits = TaskSpec(name="t", run=f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done")
-    number = submit(place, TaskSpec(name="t", run="exec sleep 600"))
+    number = submit(place, TaskSpec(name="t", run=f"touch {tmp_path}/up; exec sleep 600"))
     beside = submit(other, waits)
-    for cluster, each in ((place, number), (other, beside)):
-        wait_until(lambda cluster=cluster, each=each: "session" in jobs_of(cluster)[each])  # type: ignore[misc]
+    wait_until(lambda: "session" in jobs_of(other)[beside])
+    wait_until((tmp_path / "up").exists)  # a script that has hardly begun leaves its folder
     pbs_stand_in.end_all(number)
     assert end(place, number)[0] != 0
     (tmp_path / "go").touch()
