@@ -9,7 +9,7 @@ from tests.api.api.test_api_accounts import code
 from tests.api.api_state import Api
 from tests.functions.api.test_api_apps import ASK, BASE, PART
 
-from cavvy.capabilities.functions import wire
+from cavvy.capabilities.functions import routes, wire
 from cavvy.capabilities.functions.dispatcher import find_calls
 from cavvy.capabilities.functions.rows import DONE, FAILED, EndedCall
 from cavvy.capabilities.functions.schema import describe_function
@@ -95,6 +95,28 @@ async def test_calls_that_are_refused(
 ) -> None:
     assert code(await calls.http.post(f"{PATH}/calls", json={"calls": [call]})) == expected
     assert (await calls.http.get(f"{PATH}/calls")).json() == []
+
+
+async def test_long_results_are_read_some_at_a_time(
+    calls: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_MOST_READ", 10)
+    asked = {"calls": [make_call() for _ in range(4)]}
+    taken = (await calls.http.post(f"{PATH}/calls", json=asked)).json()
+    ids = [each["id"] for each in taken]
+    for call, size in zip(ids, (4, 6, 1, 20), strict=True):
+        await end(calls, call, bytes(size))
+    for asked_ids, got in ((ids, 2), (ids[2:], 1), (ids[3:], 1)):
+        assert len((await read(calls, *asked_ids))["ended"]) == got
+
+
+def test_the_schema_of_a_batched_function_is_that_of_one_call() -> None:
+    def embed(texts: list[str], size: list[int]) -> list[list[float]]:
+        raise NotImplementedError
+
+    arguments, result = describe_function(embed, bound=False, batched=True)
+    assert arguments["properties"] == {"texts": {"type": "string"}, "size": {"type": "integer"}}
+    assert result == {"type": "array", "items": {"type": "number"}}
 
 
 async def test_a_function_shows_its_schema(calls: Api) -> None:

@@ -556,3 +556,32 @@ def test_the_tutorial(home: Path, tmp_path: Path) -> None:
     assert out["model"].stdout == "1000 scores, the best is 8.24\n", out["model"].stderr
     assert 'lookup("reviews", "Scorer.score")' in out["deploy"].stdout, out["deploy"].stderr
     assert out["elsewhere"].stdout == "3.6\n", out["elsewhere"].stderr
+
+
+def test_the_tutorial_of_an_embedding_service(home: Path, tmp_path: Path) -> None:
+    """Its package is not installed: the model counts letters."""
+    page = (Path(__file__).parents[3] / "docs/tutorials/embedding-service.md").read_text()
+    app, index, read = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    app = app.replace('.pip_install("scikit-learn")', "")
+    app = re.sub(r"\n *from sklearn.*\n", "", app)
+    app = re.sub(r"self.model = .*", "self.model = 64", app)
+    app = re.sub(r"return \[\[round.*", "return [[float(len(x))] * self.model for x in text]", app)
+    for name, text in (("app", app), ("index", index), ("read", read)):
+        (tmp_path / f"{name}.py").write_text(text)
+
+    def run(*words: str) -> str:
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        return done.stdout or done.stderr
+
+    command = [sys.executable, "-m", "cavvy"]
+    assert run(*command, "run", "app.py").startswith("horses run ")
+    assert "search: revision" in run(*command, "deploy", "app.py")
+    assert "text: string" in run(*command, "apps", "show", "search")
+    call = [*command, "call", "search", "Embedder.embed", "--json"]
+    assert json.loads(run(*call, '{"text": "a horse"}')) == [7.0] * 64
+    assert "text must be string, not integer" in run(*call, '{"text": 5}')
+    name = run(sys.executable, "index.py").strip()
+    assert run(sys.executable, "read.py", name) == "64 numbers\n"
+    assert len(json.loads(run(*command, "apps", "calls", "search", "-o", "json"))) == 200
+    assert "embedding" in run(*command, "apps", "logs", "search")
+    assert run(*command, "apps", "rm", "search") == "search was removed\n"

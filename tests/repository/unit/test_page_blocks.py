@@ -44,6 +44,7 @@ PROGRAMS = {
     "guides/python.md": "tests/sdk/system/test_sdk_guide.py",
     "extend/spot-policy.md": "tests/planner/unit/test_deadline_session.py",
     "guides/train.md": "tests/train/torch/test_train_guides.py",
+    "tutorials/embedding-service.md": "tests/functions/system/test_functions.py",
     "tutorials/functions.md": "tests/functions/system/test_functions.py",
     "tutorials/sandboxes.md": "tests/sandboxes/system/test_sandbox_jobs.py",
     "tutorials/training-with-resume.md": "tests/train/torch/test_train_guides.py",
@@ -140,6 +141,9 @@ OUTPUTS = {
     ("tutorials/sandboxes.md", "attempt"): "agent.py",
     ("tutorials/sandboxes.md", "[True"): "many.py",
     ("tutorials/sandboxes.md", "1 left"): "files.py",
+    ("tutorials/embedding-service.md", ""): (
+        "packages; tests/functions/system/test_functions.py runs it"
+    ),
     ("tutorials/functions.md", ""): "packages; tests/functions/system/test_functions.py runs it",
 }
 # Files of other programs, or of other kinds.

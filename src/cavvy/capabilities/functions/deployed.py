@@ -302,7 +302,9 @@ def _make_part(
 
 def _describe(function: Function) -> wire.DeployedFunction:
     arguments, result = describe_function(
-        function.raw or (lambda: None), bound=function.owner is not None
+        function.raw or (lambda: None),
+        bound=function.owner is not None,
+        batched=function.options.batch is not None,
     )
     return wire.DeployedFunction(
         name=function.name,

@@ -460,7 +460,7 @@ class BrokerSession:
         """Cancel the calls that were cancelled meanwhile."""
         ids = [*self._numbers]
         known = await self._owner.rows.list_states(self._project, self._app, ids)
-        going = {call for call, state in known if state == WAITING}
+        going = {call for call, state, _ in known if state == WAITING}
         for call in ids:  # also those that were deleted with their app
             if call not in going and (number := self._numbers.get(call)) in self._open:
                 self._writer.write(pack({"op": "cancel", "id": number}))

@@ -4,7 +4,7 @@ jobs of apps; it reads arguments and results only if they are JSON.
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Annotated, Any
 
 from fastapi import Header, Path, Query
@@ -52,7 +52,7 @@ _MOST_KEY = 200
 _ANYTHING = Raw(b"{}")  # the schema of functions that were deployed without one
 _MOST_FAULTS = 5
 _SHOWN = 200  # calls in a list
-_MOST_READ, _READ = 16 * MIB, 20  # bytes of an answer with results; calls that are read together
+_MOST_READ = 16 * MIB  # bytes of results in an answer
 _LOOK_S = 2.0  # between two looks at calls for which a request waits, if nothing tells of them
 _MOST_PARTS = 50
 # keys of a task that no job of functions has; some need more rights than to run a job
@@ -399,29 +399,28 @@ async def _wait_for(
     while True:
         left_s = max(until - time.monotonic(), 0)
         with app_state.watch.listen([name_call(each) for each in ids], left_s) as listener:
-            known = dict(await calls.rows.list_states(project, name, ids))
+            known = {
+                call: (state, size)
+                for call, state, size in await calls.rows.list_states(project, name, ids)
+            }
             missing = [each for each in ids if each not in known]
-            over = [each for each in ids if known.get(each, WAITING) != WAITING]
+            over = [each for each in ids if each in known and known[each][0] != WAITING]
             if over or missing or left_s <= 0 or app_state.watch.closed:
                 break
             await listener.wait(_LOOK_S)
-    ended: list[wire.CallResult] = []
-    size = 0
-    for begin in range(0, len(over), _READ):
-        for each in await calls.rows.get(project, name, over[begin : begin + _READ]):
-            size += len(each.result) + len(each.answer)
-            ended.append(
-                wire.CallResult(
-                    id=each.id,
-                    function=each.function,
-                    state=each.state,
-                    json="json" in each.head,
-                    end=_read_end(each.answer),
-                    result=each.result,
-                )
-            )
-        if size > _MOST_READ:
-            break
+    sizes = accumulate(known[each][1] for each in over)
+    sent = [each for each, size in zip(over, sizes, strict=True) if size <= _MOST_READ] or over[:1]
+    ended = [
+        wire.CallResult(
+            id=each.id,
+            function=each.function,
+            state=each.state,
+            json="json" in each.head,
+            end=_read_end(each.answer),
+            result=each.result,
+        )
+        for each in await calls.rows.get(project, name, sent)
+    ]
     return wire.CallsRead(ended=ended, missing=missing)
 
 

@@ -204,15 +204,16 @@ class CallRows:
 
     async def list_states(
         self, project: str, app: str, ids: Sequence[str]
-    ) -> Sequence[tuple[str, str]]:
-        """Return the ID and the state of the calls of an app, as far as they exist."""
-        found: list[tuple[str, str]] = []
+    ) -> Sequence[tuple[str, str, int]]:
+        """Return the ID and the state of the calls of an app, as far as they exist, and how many
+        bytes their results have."""
+        found: list[tuple[str, str, int]] = []
         for begin in range(0, len(ids), _AT_ONCE):
             some = ids[begin : begin + _AT_ONCE]
-            sql = f"SELECT id, state FROM function_calls WHERE {_OF_APP} "
+            sql = f"SELECT id, state, LENGTH(result) FROM function_calls WHERE {_OF_APP} "
             sql += f"AND id IN ({', '.join('?' * len(some))})"
             rows = await self._read(partial(_fetch, sql, (project, app, *some)))
-            found += [(str(row[0]), str(row[1])) for row in rows]
+            found += [(str(row[0]), str(row[1]), int(row[2])) for row in rows]
         return found
 
     async def list_brief(self, project: str, app: str, most: int) -> Sequence[CallBrief]:

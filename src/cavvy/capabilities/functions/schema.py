@@ -20,10 +20,12 @@ _DEEPEST = 50
 _NOT_SHOWN = {"title", "description"}  # what docstrings say of classes
 
 
-def describe_function(raw: Callable[..., Any], *, bound: bool) -> tuple[Any, Any]:
+def describe_function(
+    raw: Callable[..., Any], *, bound: bool, batched: bool = False
+) -> tuple[Any, Any]:
     """Return the schemas of the arguments of a function, an object by name, and of its result. What
     has no annotation, or one that JSON has no form for, may be anything. The first parameter of a
-    `bound` function is its object.
+    `bound` function is its object. A `batched` one has lists where each call has one value.
     """
     try:
         hints = typing.get_type_hints(raw)
@@ -36,6 +38,7 @@ def describe_function(raw: Callable[..., Any], *, bound: bool) -> tuple[Any, Any
             rest = rest or each.kind is each.VAR_KEYWORD
             continue
         shape = _describe(hints[each.name]) if each.name in hints else {}
+        shape = shape.get("items", {}) if batched else shape
         if each.default is each.empty:
             needed.append(each.name)
         elif isinstance(each.default, str | int | float | bool | None):
@@ -47,8 +50,9 @@ def describe_function(raw: Callable[..., Any], *, bound: bool) -> tuple[Any, Any
         "required": needed,
         "additionalProperties": rest,
     }
-    result = hints.get("return", Any)
-    return arguments, {"type": "null"} if result is type(None) else _describe(result)
+    returned = hints.get("return", Any)
+    result = {"type": "null"} if returned is type(None) else _describe(returned)
+    return arguments, result.get("items", {}) if batched else result
 
 
 def _describe(kind: Any) -> dict[str, Any]:
