@@ -224,13 +224,8 @@ class AppRun:
         calls = MappedCalls(link, self._make_requests(function, link, items, kwargs))
         try:
             for head, body in calls.take_all(ordered=ordered):
-                try:
-                    value = read_result(link, head, body)
-                except Exception as error:
-                    if not catch:
-                        raise
-                    value = error
-                yield value
+                # no variable holds the result while the caller uses it
+                yield read_caught(link, head, body) if catch else read_result(link, head, body)
         finally:
             calls.close()
 
@@ -330,6 +325,14 @@ class AppRun:
         key = make_key(self.app, function)
         first = function.name if function.owner is None else function.owner.name
         return key, OwnJob(self.app, key, first)
+
+
+def read_caught(link: BrokerLink, head: Head, body: bytes) -> Any:
+    """Return the result of a call, or the exception of the function."""
+    try:
+        return read_result(link, head, body)
+    except Exception as error:  # noqa: BLE001 - functions raise anything
+        return error
 
 
 def refuse_key(function: Function) -> None:
