@@ -8,9 +8,11 @@ knows by a call's ID that it runs or has ended already.
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from itertools import accumulate
 from typing import Any
 
 from msgspec.json import decode, encode
@@ -26,6 +28,7 @@ from cavvy.capabilities.functions.rows import (
     DONE,
     FAILED,
     WAITING,
+    CallerOfCall,
     CallRows,
     EndedCall,
     FunctionCallRow,
@@ -43,6 +46,7 @@ from cavvy.spec.problems import SpecError
 from cavvy.store.base import RowNotFound, StoreUnusable
 
 MOST_RESULT = 16 << 20  # bytes of a result
+MOST_HELD = 64 << 20  # bytes of long results, and of arguments, that are in memory for an app
 _PREFIX = "functions/"  # of keys, before the project and the app
 _WINDOW = 512  # calls of an app that were sent and have no result
 _LOOK_S = 1.0  # between two looks at the calls, if nothing tells of new ones
@@ -184,7 +188,7 @@ class AppCalls:
         """Start what runs the waiting calls. Return False if there is nothing to do."""
         self._tasks = {each: task for each, task in self._tasks.items() if not task.done()}
         waiting = await self._owner.rows.list_waiting(self.project, self.app, _WINDOW)
-        wanted = {function for call, function in waiting if call not in self._sent}
+        wanted = {function for call, function, _ in waiting if call not in self._sent}
         if not wanted:
             return bool(self._tasks)
         parts = await self._owner.apps.parts(self.project, self.app)
@@ -237,7 +241,7 @@ class AppCalls:
         end = encode(wire.CallEnd(kind=kind, text=text)).decode()
         while True:
             waiting = await self._owner.rows.list_waiting(self.project, self.app, _WINDOW)
-            ended = [EndedCall(call, FAILED, end) for call, name in waiting if name in names]
+            ended = [EndedCall(call, FAILED, end) for call, name, _ in waiting if name in names]
             if not ended:
                 return
             await self._owner.store_ended(ended)
@@ -326,7 +330,7 @@ class AppCalls:
         """
         document = decode(part.document, type=wire.AppPartAsk)
         caller = await self._find_caller(part, names)
-        agreed = bool(caller.consent) or (
+        agreed = caller.consent or (
             document.consent and part.account is not None and part.account == (caller.account or "")
         )
         ask = SubmitRequest(
@@ -342,13 +346,11 @@ class AppCalls:
         assert isinstance(made, JobRecord)  # no array, as `_REFUSED` of the routes says
         return made
 
-    async def _find_caller(self, part: StoredPart, names: set[str]) -> FunctionCallRow:
+    async def _find_caller(self, part: StoredPart, names: set[str]) -> CallerOfCall:
         """Return the first call whose caller has agreed to the costs, or else the first call."""
         waiting = await self._owner.rows.list_waiting(self.project, self.app, _WINDOW)
-        ids = [call for call, name in waiting if name in names]
-        calls = sorted(
-            await self._owner.rows.get(self.project, self.app, ids), key=lambda each: each.id
-        )
+        ids = [call for call, name, _ in waiting if name in names]
+        calls = await self._owner.rows.list_callers(self.project, self.app, ids)
         if not calls:
             raise CannotRun("the calls were cancelled")
         return next(
@@ -380,6 +382,8 @@ class BrokerSession:
         self._numbers: dict[str, int] = {}
         self._fetched: dict[int, bytearray] = {}
         self._heads: dict[int, Head] = {}  # how calls ended whose result is being read
+        self._waiting: deque[tuple[int, Head]] = deque()  # those whose result is read later
+        self._held: dict[int, int] = {}  # bytes of long results that are not stored yet
         self._ended: list[tuple[int, EndedCall]] = []
         self._news, self._results = asyncio.Event(), asyncio.Event()
         self._more, self._woken = True, False
@@ -428,7 +432,10 @@ class BrokerSession:
     async def _send_more(self) -> bool:
         """Send calls that wait, and return whether there may be more."""
         waiting = await self._owner.rows.list_waiting(self._project, self._app, _WINDOW)
-        ids = [call for call, name in waiting if name in self._served and call not in self._sent]
+        new = [each for each in waiting if each[1] in self._served and each[0] not in self._sent]
+        sizes = accumulate(size for _, _, size in new)
+        ids = [call for (call, _, _), size in zip(new, sizes, strict=True) if size <= MOST_HELD]
+        ids = ids or [call for call, _, _ in new[:1]]
         if not ids:
             return False
         self._sent.update(ids)
@@ -438,7 +445,7 @@ class BrokerSession:
         ):
             self._send_one(call)
         await self._writer.drain()
-        return len(waiting) == _WINDOW
+        return len(waiting) == _WINDOW or len(ids) < len(new)
 
     def _send_one(self, call: FunctionCallRow) -> None:
         self._number += 1
@@ -491,14 +498,26 @@ class BrokerSession:
                 text += "are kept: write it to a volume or a bucket, and return where"
                 self._end(number, {"op": "failed", "kind": "NotSendable", "text": text}, b"")
                 return
-            self._heads[number], self._fetched[number] = head, bytearray()
-            self._writer.write(pack({"op": "fetch", "id": number}))
+            self._waiting.append((number, head))
+            self._fetch_more()
         elif op in ("done", "failed"):
             self._end(number, head, body)
         elif op == "part":
             text = "a generator has many results: iterate over `remote` in a Python program"
             self._writer.write(pack({"op": "cancel", "id": number}))
             self._end(number, {"op": "failed", "kind": "CallFailed", "text": text}, b"")
+
+    def _fetch_more(self) -> None:
+        """Ask for results that lie in files of the node, as many as memory is meant for."""
+        while self._waiting:
+            number, head = self._waiting[0]
+            size = int(head["size"])
+            if self._held and sum(self._held.values()) + size > MOST_HELD:
+                return
+            self._waiting.popleft()
+            self._heads[number], self._fetched[number] = head, bytearray()
+            self._held[number] = size
+            self._writer.write(pack({"op": "fetch", "id": number}))
 
     def _end(self, number: int, head: Head, body: bytes) -> None:
         """Note how a call has ended."""
@@ -542,7 +561,9 @@ class BrokerSession:
             self._numbers.pop(each.id, None)
             self._sent.discard(each.id)
             self._json.discard(number)
+            self._held.pop(number, None)
             self._writer.write(pack({"op": "confirm", "id": number}))
+        self._fetch_more()
         self._news.set()
 
 

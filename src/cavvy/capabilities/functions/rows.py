@@ -140,6 +140,15 @@ class CallBrief(NamedTuple):
     ended_at: datetime | None
 
 
+class CallerOfCall(NamedTuple):
+    """Who made a call: the account, None for the owner of the server, the user, and whether the
+    call agrees to what a job costs."""
+
+    account: str | None
+    user: str
+    consent: bool
+
+
 class EndedCall(NamedTuple):
     """How a call has ended: its state, a `wire.CallEnd` as JSON, and the result."""
 
@@ -179,11 +188,27 @@ class CallRows:
         rows = await self._read(lambda session: session.run(sql).fetchall())
         return [(str(row[0]), str(row[1])) for row in rows]
 
-    async def list_waiting(self, project: str, app: str, most: int) -> Sequence[tuple[str, str]]:
-        """Return the ID and the function of the calls of an app that wait, the oldest first."""
-        sql = f"SELECT id, function {_WAITING} ORDER BY id LIMIT ?"
+    async def list_waiting(
+        self, project: str, app: str, most: int
+    ) -> Sequence[tuple[str, str, int]]:
+        """Return the ID and the function of the calls of an app that wait, the oldest first, and
+        the bytes of their arguments."""
+        sql = f"SELECT id, function, LENGTH(body) {_WAITING} ORDER BY id LIMIT ?"
         rows = await self._read(lambda session: session.run(sql, (project, app, most)).fetchall())
-        return [(str(row[0]), str(row[1])) for row in rows]
+        return [(str(row[0]), str(row[1]), int(row[2])) for row in rows]
+
+    async def list_callers(
+        self, project: str, app: str, ids: Sequence[str]
+    ) -> Sequence[CallerOfCall]:
+        """Return who made these calls of an app, in the order of the calls."""
+        found: list[CallerOfCall] = []
+        for begin in range(0, len(ids), _AT_ONCE):
+            some = ids[begin : begin + _AT_ONCE]
+            sql = f"SELECT account, user_name, consent FROM function_calls WHERE {_OF_APP} "
+            sql += f"AND id IN ({', '.join('?' * len(some))}) ORDER BY id"
+            rows = await self._read(partial(_fetch, sql, (project, app, *some)))
+            found += [CallerOfCall(row[0], str(row[1]), bool(row[2])) for row in rows]
+        return found
 
     async def count(self, project: str, app: str) -> int:
         """Return how many calls of an app wait."""

@@ -1,0 +1,126 @@
+"""What the server holds of calls that it runs, and what callers load of their results."""
+
+import asyncio
+import pickle
+from typing import Any
+
+import pytest
+
+from cavvy.capabilities.functions import dispatcher, wire
+from cavvy.capabilities.functions.dispatcher import BrokerSession
+from cavvy.capabilities.functions.errors import CallFailed
+from cavvy.capabilities.functions.frames import CallFrames, Head, WrongFrame, pack
+from cavvy.capabilities.functions.payload import JsonCodec, PickleCodec
+from cavvy.capabilities.functions.rows import EndedCall, FunctionCallRow
+from cavvy.capabilities.functions.stored_calls import read_kept
+
+
+class Owner:
+    """Stands for what stores how calls ended."""
+
+    def __init__(self) -> None:
+        self.stored: list[EndedCall] = []
+
+    async def store_ended(self, ended: list[EndedCall]) -> None:
+        self.stored += ended
+
+
+class Writer:
+    """Keeps the frames that are sent to the broker."""
+
+    def __init__(self) -> None:
+        self._frames, self.sent = CallFrames(), list[Head]()
+
+    def write(self, data: bytes) -> None:
+        self.sent += [head for head, _ in self._frames.feed(data)]
+
+    def list_numbers(self, op: str) -> list[int]:
+        return [each["id"] for each in self.sent if each["op"] == op]
+
+
+def make_session(calls: int, head: str = "{}") -> tuple[BrokerSession, Owner, Writer]:
+    owner, writer = Owner(), Writer()
+    given: Any = (owner, None, "functions/team/embed", {"f"}, set(), None, writer)
+    session = BrokerSession(*given)
+    for number in range(calls):
+        call: Any = dict.fromkeys(FunctionCallRow.__struct_fields__, "")
+        call |= {"id": f"call{number + 1}", "function": "f", "head": head, "body": b"x"}
+        session._send_one(FunctionCallRow(**call))
+    return session, owner, writer
+
+
+async def test_long_results_wait_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher, "MOST_HELD", 10)
+    session, owner, writer = make_session(3)
+    for number in (1, 2, 3):
+        session._hear({"op": "done", "id": number, "file": True, "size": 6}, b"")
+    assert writer.list_numbers("fetch") == [1]
+    session._hear({"op": "piece", "id": 1, "more": True}, b"abc")
+    session._hear({"op": "piece", "id": 1, "more": False}, b"def")
+    assert writer.list_numbers("fetch") == [1]  # it is not stored yet
+    await session._put_ended()
+    assert [(each.id, each.result) for each in owner.stored] == [("call1", b"abcdef")]
+    assert writer.list_numbers("confirm") == [1]
+    assert writer.list_numbers("fetch") == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"id": 1},
+        {"op": "done", "id": [1]},
+        {"op": "done", "id": 1, "file": True},
+        {"op": "done", "id": 1, "file": True, "size": "many"},
+        {"op": "piece", "id": 1, "more": False},
+    ],
+)
+async def test_a_hostile_broker_only_loses_its_connection(head: Head) -> None:
+    session, owner, _ = make_session(1)
+    session._reader = asyncio.StreamReader()
+    session._reader.feed_data(pack(head))
+    session._reader.feed_eof()
+    with pytest.raises(WrongFrame):
+        await session._read()
+    assert owner.stored == []
+
+
+async def test_results_for_callers_by_json_must_be_json() -> None:
+    session, owner, _ = make_session(3, '{"enc": "json", "reply": "json"}')
+    for number, body in ((1, b"[1, null]"), (2, pickle.dumps(1)), (3, b"[" * 100_000)):
+        session._hear({"op": "done", "id": number}, body)
+    await session._put_ended()
+    assert [each.state for each in owner.stored] == ["done", "failed", "failed"]
+    assert [each.result for each in owner.stored] == [b"[1, null]", b"", b""]
+
+
+class Bomb:
+    """A value whose loading runs code."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return explode, ()
+
+
+class Exploded(Exception):
+    """Raised if a pickle was loaded."""
+
+
+def explode() -> None:
+    raise Exploded
+
+
+@pytest.mark.parametrize("state", ["done", "failed"])
+def test_who_does_not_trust_an_app_loads_no_pickle(state: str) -> None:
+    failed = wire.CallEnd(kind="error", type="ValueError", text="no")
+    found = wire.CallResult(
+        id="c",
+        function="f",
+        state=state,
+        json=False,
+        end=failed if state == "failed" else wire.CallEnd(),
+        result=pickle.dumps(Bomb()),
+    )
+    with pytest.raises(CallFailed):
+        read_kept(found, JsonCodec())
+    if state == "done":  # who trusts the app does
+        with pytest.raises(Exploded):
+            read_kept(found, PickleCodec())
