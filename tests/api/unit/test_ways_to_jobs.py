@@ -87,7 +87,7 @@ _CONSENTS = {
     "capabilities/functions/deployed.py:find_function": {"consent"},
     "capabilities/functions/deployed.py:submit_part": {"consent"},
     "capabilities/functions/dispatcher.py:_submit": {
-        "bool(caller.consent) or (document.consent and part.account is not None and (part.account == (caller.account or '')))"
+        "caller.consent or (document.consent and part.account is not None and (part.account == (caller.account or '')))"
     },
     "capabilities/functions/routes.py:call_function": {"consent"},
     "capabilities/functions/routes.py:_store": {"int(ask.consent)"},
