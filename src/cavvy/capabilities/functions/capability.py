@@ -13,7 +13,7 @@ CAPABILITY = Capability(
             place="cavvy.capabilities.functions.apps_command:command",
             summary="List, show, stop and remove deployed apps, and see their calls and logs.",
             section="Serve requests",
-            after="services deploy edge model",
+            after="edge model unserve services deploy",
         ),
         Command(
             name="import",
