@@ -26,7 +26,18 @@ NAMED = {
 # Why a command has no method.
 REASONS = {
     "it works on files and the terminal of this computer, before there is a job": (
-        *("init", "validate", "convert", "export", "image", "data", "diagram", "bench", "profile"),
+        *(
+            "init",
+            "validate",
+            "convert",
+            "import",
+            "export",
+            "image",
+            "data",
+            "diagram",
+            "bench",
+            "profile",
+        ),
         "tune",
         *("deploy", "doctor", "completion", "mcp", "setup", "check", "server", "runner", "quota"),
     ),
@@ -35,6 +46,9 @@ REASONS = {
     ),
     "it belongs to a capability, which the package does not need: the API returns the same": (
         *("curves", "log"),
+    ),
+    "Python has an interface of its own for it: `cavvy.App` and `cavvy.Sandbox`": (
+        *("apps", "sandbox"),
     ),
     "it opens a terminal, a browser or a connection": (
         *("top", "console", "dev", "exec", "ssh", "cp", "forward", "chat"),
