@@ -48,13 +48,18 @@ def make_page() -> str:
         ]
     for names in SECTIONS.values():
         for name in names:
-            command = cli.get_command(context, name)
-            assert command is not None
-            if words := MERGED.get(name):
-                link = f"[`cavvy {words}`](#cavvy-{words.replace(' ', '-')})"
-                parts.append(f"\n## cavvy {name}\n\nThe former word for {link}.\n")
-            else:
+            if name not in MERGED:
+                command = cli.get_command(context, name)
+                assert command is not None
                 parts += _sections(command, context, name)
+    parts.append(
+        "\n## Former words\n\nThese commands moved below others. The former words do the same, and "
+        "no list of commands names them; use those of now.\n\n| former | now |\n|---|---|\n"
+    )
+    parts += [
+        f"| `cavvy {name}` | [`cavvy {words}`](#cavvy-{words.replace(' ', '-')}) |\n"
+        for name, words in sorted(MERGED.items())
+    ]
     return "".join(parts)
 
 

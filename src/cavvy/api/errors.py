@@ -5,7 +5,9 @@ do.
   + RetryLater        the same request may succeed later (503, 507)
 
 `explain` turns errors of other modules into errors of the API. CODES are the rows of
-`errors.csv`; `python -m cavvy.api.errors` also writes `docs/reference/errors.md` from them.
+`errors.csv`, and of capabilities; `python -m cavvy.api.errors` also writes
+`docs/reference/errors.md` from them, from the answers of capabilities' own servers, and from
+`state_errors.csv`, the codes of `server.state_dir.StateDirError`.
 """
 
 import sys
@@ -86,12 +88,49 @@ def reference() -> str:
         '{"code": "job-not-found", "message": "project default has no job x", "hint": "..."}',
         "```",
         "",
+        "Below them are the answers of services, and the errors of a server that cannot start.",
+        "",
         "| code | status | meaning | what to do |",
         "|---|---|---|---|",
     ]
     lines += [
         f"| `{name}` | {code.status} | {code.meaning} | {code.hint} |"
         for name, code in sorted(CODES.items())
+    ]
+    answers = sorted(
+        read_rows("answers", lambda capability: capability.answers), key=lambda row: row["code"]
+    )
+    if answers:
+        lines += [
+            "",
+            "## Answers of services",
+            "",
+            "A request to a service gets these from [the gateway](gateway.md#statuses), not from "
+            'the API: as `{"error": {"code": ..., "message": ...}}`, or with `call` for what is no '
+            "error. One code is in both tables: the API's `queue-full` is about the queue of "
+            "calls that the server keeps, the one below about requests that wait in the gateway.",
+            "",
+            "| code | status | meaning | what to do |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| `{row['code']}` | {row['status'].replace(' ', ', ')} | {row['meaning']} | "
+            f"{row['hint']} |"
+            for row in answers
+        ]
+    lines += [
+        "",
+        "## A server that cannot start, move or be saved",
+        "",
+        "No request is answered then: the command that starts, saves, restores or adopts a server "
+        "prints the message and what to do, without the code.",
+        "",
+        "| code | meaning | what to do |",
+        "|---|---|---|",
+    ]
+    lines += [
+        f"| `{row['code']}` | {row['meaning']} | {row['hint']} |"
+        for row in read_table(__package__, "state_errors")
     ]
     return "\n".join(lines) + "\n"
 

@@ -355,8 +355,11 @@ def _list_commands(ctx: click.Context, param: click.Parameter, value: bool) -> N
 def _guess(close: Sequence[str]) -> str:
     """Return the hint that names the commands that a misspelled word is close to. One that ends or
     removes something is named last, with what it does, and never alone."""
-    safe = [f"`cavvy {name}`" for name in close if name not in ENDING]
-    ending = [f"`cavvy {name}` ({COMMANDS[name].rstrip('.')})" for name in close if name in ENDING]
+    now = {name: MERGED.get(name, name) for name in close}
+    safe = [f"`cavvy {now[name]}`" for name in close if name not in ENDING]
+    ending = [
+        f"`cavvy {now[name]}` ({COMMANDS[name].rstrip('.')})" for name in close if name in ENDING
+    ]
     if ending and not safe:
         return f"`cavvy --help` lists the commands; the nearest is {ending[0]}"
     return f"did you mean {' or '.join([*safe[:1], *ending[:1]])}?" if safe else ""

@@ -118,6 +118,7 @@ class Capability(NamedTuple):
     own_tokens: tuple[str, ...] = ()
     open_paths: tuple[str, ...] = ()  # those of them that need no token
     errors: str = ""  # the package with its error codes, `errors.csv`
+    answers: str = ""  # the package with the codes that its own HTTP server answers, `answers.csv`
     settings: str = ""  # the package with its settings, `settings.csv`
     tables: OwnTables | None = None
     # functions that make a reconciler (`control.parts.OwnReconciler`) from `control.parts`

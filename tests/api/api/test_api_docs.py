@@ -65,3 +65,11 @@ def test_every_code_is_raised_somewhere() -> None:
     given = re.findall(r"(?:when|type\[Exception\], str\]) ?= ?\{([^}]*)\}", source)
     raised |= {code for codes in given for code in re.findall(r'"([a-z-]+)"', codes)}
     assert raised | {code for codes in either for code in codes} == set(CODES)
+
+
+def test_the_page_has_every_code_of_a_state_folder() -> None:
+    rooms = [ROOT / "src/cavvy" / each for each in ("server", "capabilities")]
+    source = "".join(path.read_text("utf-8") for room in rooms for path in room.rglob("*.py"))
+    raised = set(re.findall(r'StateDirError\(\s*"([a-z-]+)"', source))
+    _, _, table = errors.reference().partition("## A server that cannot start")
+    assert raised == set(re.findall(r"^\| `([a-z-]+)` \|", table, re.MULTILINE))

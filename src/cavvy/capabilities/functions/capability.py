@@ -20,7 +20,7 @@ CAPABILITY = Capability(
             place="cavvy.capabilities.functions.import_command:command",
             summary="Rewrite a Python script that uses modal for Cavvy.",
             section="Describe and plan",
-            after="convert plan",
+            after="convert diagram bench plan",
         ),
     ),
     callers=("cavvy.capabilities.functions.apps_command:call_function",),

@@ -25,7 +25,7 @@ CAPABILITY = Capability(
         Command(
             name="deploy",
             place=f"{_HERE}.deploy_command:command",
-            summary="Serve the model that a job has trained.",
+            summary="Serve the model that a job has trained, or deploy functions.",
             section="Serve requests",
             after="serve",
         ),
@@ -78,6 +78,7 @@ CAPABILITY = Capability(
         f"{_HERE}.routes.figures:router",
     ),
     errors=_HERE,
+    answers=f"{_HERE}.gateway",
     settings=_HERE,
     pages=(
         ConsolePage("/services", f"{_HERE}.pages:make", "Services", after="/jobs"),

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from cavvy.client.model_wire import ModelView
 
 
+def _require(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is None and not ctx.resilient_parsing:
+        raise click.MissingParameter(ctx=ctx, param=param)
+    return value
+
+
 @click.command("deploy", cls=DeployCommand)
 @click.argument(
     "name",
@@ -27,7 +33,13 @@ if TYPE_CHECKING:
     metavar="JOB|MODEL@NUMBER|FILE.py",
     shell_complete=complete_jobs,
 )
-@click.option("--as", "service", required=True, metavar="NAME", help="The name of the service.")
+@click.option(
+    "--as",
+    "service",
+    callback=_require,
+    metavar="NAME",
+    help="The name of the service; required, except for FILE.py.",
+)
 @click.option(
     "--service",
     "file",
@@ -62,7 +74,8 @@ def command(
     yes: bool,
     output: str,
 ) -> None:
-    """Serve the model that a job has trained, or a published version of a model.
+    """Serve the model that a job has trained, or a published version of a model, or deploy the
+    functions of a file.
 
     The engine is chosen by the files: a Hugging Face folder is served by vLLM, a .gguf file by
     llama.cpp, a .onnx file by ONNX Runtime, and a model repository by Triton. For a model without a
@@ -72,8 +85,8 @@ def command(
     MODEL@NUMBER, or MODEL@LABEL with a label of `cavvy model promote`, serves a version that `cavvy
     model publish` published. If it was not published from a job, pass --service.
 
-    FILE.py deploys the functions of its apps, for calls from any program; it takes only --project
-    and --yes.
+    FILE.py deploys the functions of its apps, for calls from any program; of the options, it takes
+    only --project and --yes.
     """
     from cavvy.capabilities.serving.deployment import ModelChoice, prepare, prepare_file
     from cavvy.capabilities.serving.reach import list_advice
