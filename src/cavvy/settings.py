@@ -252,6 +252,9 @@ def reference() -> str:
     lines = [
         "# Settings",
         "",
+        "Read this page when you want to change how the server works, or look for what a setting "
+        "does.",
+        "",
         "Written by `python -m cavvy.settings > docs/reference/settings.md`; do not edit.",
         "",
         "Settings are read from `~/.config/cavvy/settings.toml` (or the file named by "

@@ -100,3 +100,9 @@ def test_every_setting_is_documented() -> None:
     assert page.read_text("utf-8") == settings.reference(), (
         "run: python -m cavvy.settings > docs/reference/settings.md"
     )
+
+
+def test_every_text_is_a_whole_sentence() -> None:
+    """A comma outside of quotes in a table of settings would end its text there."""
+    texts = {each.name: (each.text, each.consequence) for each in SETTINGS}
+    assert [name for name, found in texts.items() if not all(t.endswith(".") for t in found)] == []
