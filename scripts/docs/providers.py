@@ -9,6 +9,7 @@ CAVVY_PROOFS=docs/reference/tested make test && .venv/bin/python scripts/docs/pr
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -111,7 +112,9 @@ def make_page(
     lines += ["", "## Contract suite", *_suite(found)]
     if doubts:
         lines += ["", "## Assumed or unknown", doubts]
-    return "\n".join(lines) + "\n"
+    text = "\n".join(lines) + "\n"
+    # Messages name a guide by its file; readers of the page get a link.
+    return re.sub(r"\bdocs/guides/([\w-]+)\.md", r"[the guide](../../guides/\1.md)", text)
 
 
 def _list_lacking_prices(provider: str) -> Iterator[str]:

@@ -79,6 +79,9 @@ def reference() -> str:
     lines = [
         "# Error codes",
         "",
+        "Read this page when a command or the API answered with a code, and you want to know what it "
+        "means and what to do.",
+        "",
         "Written by `python -m cavvy.api.errors > docs/reference/errors.md`; do not edit.",
         "",
         "Every error of the API has the same form; `code` never changes its meaning, `message` is "

@@ -14,6 +14,8 @@ from cavvy.api.openapi import describe
 _INTRODUCTION = """\
 # HTTP API
 
+Read this page when a program that is not written in Python should use Cavvy: it lists every route.
+
 Routes written by `python -m cavvy.api.reference > docs/reference/api.md`; do not edit.
 
 The embedded server serves HTTP/1.1 over the Unix socket `server.sock` in the state folder

@@ -448,7 +448,7 @@ def _show_service(finding: ProviderFinding, page: "ServicePage") -> None:
     if not finding.enabled:
         pairs.append(("to use it", explain_cluster(finding.service)))
         pairs.append(("settings", f"{finding.file}; all: `cavvy check {finding.name}`"))
-    pairs_out([*pairs, *finding.facts, ("docs", finding.docs)])
+    pairs_out([*pairs, *finding.facts, ("docs", _name_page(finding.docs))])
     click.echo("\nWhat is its own")
     pairs_out([(f"  {what}", text) for what, text in page.facts])
     click.echo(f"\nThe lowest prices of an accelerator in the catalog, per hour ({page.cloud})")
@@ -456,6 +456,13 @@ def _show_service(finding: ProviderFinding, page: "ServicePage") -> None:
     click.echo("\nWhat is missing, or needs a step")
     missing = [*page.missing, *finding.unsupported.items()]
     pairs_out([(f"  {what}", text) for what, text in missing])
+
+
+def _name_page(docs: str) -> str:
+    """Name a page of the documentation for readers of the site, who see no files."""
+    if not docs.startswith("docs/") or not docs.endswith(".md"):
+        return docs
+    return f"{docs.removeprefix('docs/').removesuffix('.md')}, a page of the documentation"
 
 
 def _show(finding: ProviderFinding) -> None:
@@ -473,7 +480,7 @@ def _show(finding: ProviderFinding) -> None:
     pairs += finding.facts
     if finding.rights:
         pairs.append(("rights needed", finding.rights))
-    pairs.append(("docs", finding.docs))
+    pairs.append(("docs", _name_page(finding.docs)))
     pairs_out(pairs)
     if finding.settings:
         click.echo("\nSettings in use")

@@ -95,7 +95,7 @@ _OWN: dict[str, dict[str, str]] = {
         "check": "Show whether each provider is configured and which features it lacks.",
         "doctor": "Show what GPU jobs lack on a machine, and the commands that mend it.",
         "secret": "Set, list and delete secrets.",
-        "server": "Start, stop and inspect the embedded server.",
+        "server": "Start, stop, share and back up the server: accounts, roles, tokens, audit.",
         "completion": "Print the completion script for a shell.",
     },
 }

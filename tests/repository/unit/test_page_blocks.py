@@ -77,6 +77,7 @@ NOT_RUN = {
     ("guides/scripts.md", "cavvy plan train.py"): "a GPU",
     ("guides/access.md", "cavvy forward digits"): "a node that is another machine",
     ("guides/access.md", "ssh digits"): "OpenSSH reads the home folder of /etc/passwd",
+    ("guides/backup.md", "sudo -Hu cavvy"): "systemd, docker or kubectl",
     ("guides/console.md", "cavvy console --listen 0"): "a certificate",
     ("guides/console.md", "cavvy console --listen 127"): "a port that may be in use",
     ("guides/console.md", "ssh -t"): "another machine",
@@ -98,6 +99,7 @@ NOT_RUN = {
     ("guides/language-models.md", "cavvy serve"): "a language model of 200 MB",
     ("guides/language-models.md", "curl"): "a language model of 200 MB",
     ("guides/language-models.md", "cavvy services key"): "a language model of 200 MB",
+    ("guides/data.md", "cavvy run task.yaml --workdir"): "files of the reader",
     ("guides/devices.md", ""): "devices; scripts/demo_edge.py does all of it",
     ("guides/serve.md", "cavvy deploy"): "a model that a job has trained",
     ("guides/serve.md", "cd examples/plan-service"): "half a minute; test_service_plan.py plans",
@@ -117,6 +119,7 @@ NOT_RUN = {
 }
 OUTPUTS = {
     ("guides/backup.md", "FINDING"): "nodes in a cloud",
+    ("guides/backup.md", "0 2 * * *"): "a line for cron, no output",
     ("guides/backup.md", "the database"): "accounts and tokens of a team",
     ("guides/estimate.md", "gpt2"): "the begin of a long table",
     ("guides/from-notebooks.md", "Executing"): "papermill",
@@ -151,6 +154,7 @@ OTHERS = {
     ("guides/console.md", "server {"): "nginx",
     ("guides/install.md", "configMapGenerator"): "Kustomize",
     ("extend/write-a-capability.md", "[project"): "a package",
+    ("guides/install.md", "patches"): "Kustomize",
     ("guides/isolation.md", "# ~/.ssh/config"): "OpenSSH",
     ("guides/kubernetes.md", "- {name"): "the file of the setting `pools`",
     ("guides/postgresql.md", "[Service]"): "systemd",

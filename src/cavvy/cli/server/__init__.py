@@ -16,7 +16,10 @@ from cavvy.cli.view.output import json_option
 
 @click.group("server", cls=CommandGroup)
 def command() -> None:
-    """Start, stop and inspect the embedded server.
+    """Start, stop and inspect the embedded server, share it with a team, and back it up.
+
+    For a team: `init` creates the first admin; `user`, `role`, `token` and `trust` say who may use
+    the server, and `audit` who did what. `backup` and `restore` save it.
 
     Commands start the server when they need it. The server stops automatically after a while
     without work. Jobs keep running while the server is stopped.
