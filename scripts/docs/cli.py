@@ -54,7 +54,9 @@ def make_page() -> str:
     context = click.Context(cli, info_name="cavvy", **cli.context_settings)
     parts = [_START]
     for title, names in SECTIONS.items():
-        parts.append(f"\n## {title}\n\n{_NOTES.get(title, '')}| command | what it does |\n|---|---|\n")
+        parts.append(
+            f"\n## {title}\n\n{_NOTES.get(title, '')}| command | what it does |\n|---|---|\n"
+        )
         parts += [
             f"| [`cavvy {name}`](#cavvy-{name}) | {COMMANDS[name]} |\n"
             for name in names

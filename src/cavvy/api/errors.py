@@ -79,8 +79,8 @@ def reference() -> str:
     lines = [
         "# Error codes",
         "",
-        "Read this page when a command or the API answered with a code, and you want to know what it "
-        "means and what to do.",
+        "Read this page when a command or the API answered with a code, and you want to know what "
+        "it means and what to do.",
         "",
         "Written by `python -m cavvy.api.errors > docs/reference/errors.md`; do not edit.",
         "",

@@ -78,7 +78,7 @@ _gantt_option = click.option(
     "--scenario",
     metavar="FILE",
     type=_INPUT,
-    help="A YAML file that describes markets, jobs and a fleet; the guide on simulations shows one.",
+    help="A YAML file of markets, jobs and a fleet; the guide on simulations shows one.",
 )
 @_segments_option
 @_csv_option
