@@ -137,7 +137,7 @@ async def open_state(
     store = open_store(url, journal="delete" if home.shared else "wal", installation=kept)
     await store.open()
     for name in await store.list_left_out():
-        _log.warning("the tables of the capability %s stay unused: it is not installed", name)
+        _log.warning("the tables of %s stay unused: their capability is not installed", name)
     share = None if leases is None else _make_share(leases)
     try:
         files = files or home

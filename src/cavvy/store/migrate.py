@@ -17,7 +17,13 @@ from pathlib import Path
 from cavvy.domain.values import Struct, replace
 from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseDriver, DatabaseSession
-from cavvy.store.own_tables import OwnMigrations, list_own_migrations, read_stated, state
+from cavvy.store.own_tables import (
+    OwnMigrations,
+    list_own_migrations,
+    list_tables,
+    read_stated,
+    state,
+)
 
 SCHEMA = Path(__file__).with_name("schema.sql")
 # A file of one migration has its name; in a file of several, this line begins each of them.
@@ -263,15 +269,7 @@ def _revision(session: DatabaseSession) -> str | None:
     """Return the database's revision, or None if the database is empty. Raises StoreUnusable if the
     database belongs to another program.
     """
-    tables = {
-        row[0]
-        for row in session.run(
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-            if session.driver.is_sqlite
-            else "SELECT tablename FROM pg_tables WHERE schemaname = current_schema() "
-            "AND tablename NOT IN ('cavvy_leases', 'cavvy_replicas')"
-        ).fetchall()
-    }
+    tables = list_tables(session) - {"cavvy_leases", "cavvy_replicas"}
     if VERSION_TABLE in tables:
         return str(session.run(f"SELECT version_num FROM {VERSION_TABLE}").fetchall()[0][0])
     if tables:

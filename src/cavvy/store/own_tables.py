@@ -3,10 +3,12 @@
 All migrations have one order: those of the core by number, then those of each capability by number,
 the capabilities in the order of their names, each after those that it needs. So a migration of a
 capability changes only its own tables. The database states the last one of each capability, also of
-those that were taken out: their tables stay as they are.
+those that were taken out: their tables stay as they are. Tables that the core made before they were
+a capability's are not stated until this capability adopts them; they count as well.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from functools import cache
 from importlib import import_module
@@ -20,6 +22,7 @@ from cavvy.store.base import StoreUnusable
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 
 _KEY = "capability:"  # the start of the keys of `meta` that state the last migrations
+_MADE = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?(\w+)", re.MULTILINE)
 _STATED = 'SELECT "key", value FROM meta WHERE "key" LIKE ?'
 _STATE = (
     'INSERT INTO meta ("key", value) VALUES (?, ?) '
@@ -122,9 +125,26 @@ def state(session: DatabaseSession, capability: str, number: str) -> None:
 
 
 def list_left_out(session: DatabaseSession) -> Sequence[str]:
-    """Return the capabilities that have tables in this database, but are not installed."""
-    known = {each.capability for each in list_own_migrations()}
-    return sorted(read_stated(session).keys() - known)
+    """Return the capabilities that have tables in this database, but are not installed. If there is
+    none, return the tables with rows that the core made once and no installed capability adopts.
+    """
+    own = list_own_migrations()
+    if stated := read_stated(session).keys() - {each.capability for each in own}:
+        return sorted(stated)
+    scripts = [sql for each in own for sql in each.scripts.values()]
+    tables = _list_former() - _list_made(scripts)
+    found = sorted(tables & list_tables(session)) if tables else []
+    return [each for each in found if session.run(f"SELECT 1 FROM {each} LIMIT 1").fetchone()]
+
+
+def list_tables(session: DatabaseSession) -> Set[str]:
+    """Return the names of all tables in the database, also of those that are not the store's."""
+    sql = (
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+        if session.driver.is_sqlite
+        else "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+    )
+    return {str(name) for (name,) in session.run(sql).fetchall()}
 
 
 def refuse_left_out(session: DatabaseSession) -> None:
@@ -136,6 +156,19 @@ def refuse_left_out(session: DatabaseSession) -> None:
             f"the database has tables of {' and '.join(names)}, which is not installed, so a copy "
             "would lack them; install what brings this capability, and try again"
         )
+
+
+@cache
+def _list_former() -> Set[str]:
+    """Return the tables that the core made once, but makes no longer."""
+    here = Path(__file__)
+    migrations = here.with_name("migrations").glob("[0-9]*.sql")
+    made = _list_made(path.read_text("utf-8") for path in migrations)
+    return made - _list_made([here.with_name("schema.sql").read_text("utf-8")])
+
+
+def _list_made(scripts: Iterable[str]) -> Set[str]:
+    return {name for sql in scripts for name in _MADE.findall(sql)}
 
 
 def _order(capabilities: Sequence[Capability]) -> Iterator[Capability]:

@@ -178,7 +178,7 @@ class Store:
         return self._read, self._write
 
     async def list_left_out(self) -> Sequence[str]:
-        """Return the capabilities that have tables here, but are not installed."""
+        """Return what has tables with rows here, but is not installed; see `list_left_out`."""
         return await self._read(list_left_out)
 
     async def announce(self, announcement: Announcement) -> None:

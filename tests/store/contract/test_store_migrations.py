@@ -18,7 +18,8 @@ from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, NodePh
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import replace
-from cavvy.store import migrate
+from cavvy.server.open_state import make_tidy
+from cavvy.store import migrate, own_tables
 from cavvy.store.base import AtomicWrite, LedgerFilter, SealedSecret, StoreUnusable
 from cavvy.store.documents import encode, to_micros
 from cavvy.store.drivers import DatabaseSession, make_driver
@@ -51,12 +52,14 @@ def connected(url: str) -> Iterator[DatabaseSession]:
         yield session
 
 
-def make_old(url: str) -> None:
-    """A database at the first revision."""
+def make_old(url: str, until: str = OLD) -> None:
+    """A database at the first revision, or at this one."""
     with connected(url) as session:
         session.begin()
-        migrate.run_script(session, migrate.MIGRATIONS[OLD].sql)
-        insert(session, migrate.VERSION_TABLE, version_num=OLD)
+        for number, migration in migrate.MIGRATIONS.items():
+            if number <= until:
+                migrate.run_script(session, migration.sql)
+        insert(session, migrate.VERSION_TABLE, version_num=until)
         insert(session, "meta", key="installation", value="install-1")
         session.commit()
 
@@ -229,6 +232,48 @@ async def test_a_fresh_database_is_at_head(url: str) -> None:
     with connected(url) as connection:
         rows = connection.run(f"SELECT version_num FROM {migrate.VERSION_TABLE}").fetchall()
     assert [tuple(row) for row in rows] == [(migrate.HEAD,)]
+
+
+@pytest.mark.parametrize("first", [OLD, "0046"])
+async def test_tables_that_no_capability_adopts_are_left_out(
+    url: str, first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database whose tables the core made, before they were a capability's, states none."""
+    installed = list_own_migrations()
+
+    def install(*names: str) -> None:
+        some = [each for each in installed if each.capability in names]
+        for module in (migrate, own_tables):
+            monkeypatch.setattr(module, "list_own_migrations", lambda: some)
+
+    make_old(url, until=first)
+    install()
+    store = Store(url)
+    await store.open()
+    assert await store.list_left_out() == [], "tables without rows name no files"
+    with connected(url) as session:
+        insert(session, "models", project="p", name="m@1", snapshot="s", document="{}", version=1)
+    assert await store.list_left_out() == ["models"]
+    swept: list[object] = []
+
+    class Blobs:
+        def sweep(self, snapshots: object, **_: object) -> int:
+            swept.append(snapshots)
+            return 0
+
+    await make_tidy(store, Blobs())(datetime.now(UTC))  # type: ignore[arg-type]
+    assert swept == [], "models may name the files"
+    await store.close()
+    install("models")
+    store = Store(url)
+    await store.open()
+    assert await store.list_left_out() == []
+    await make_tidy(store, Blobs())(datetime.now(UTC))  # type: ignore[arg-type]
+    await store.close()
+    assert swept
+    install()
+    with connected(url) as session:
+        assert own_tables.list_left_out(session) == ["models"]
 
 
 async def check_rest(store: Store, first: Attempt) -> None:
