@@ -1,5 +1,6 @@
 """The reconcilers that capabilities contribute. What one of them does wrong stops neither the
 others nor the core: the fault is kept for the server's status, and the work is done again later.
+One that does not answer is given up after a time, since the core waits for it.
 """
 
 import asyncio
@@ -11,16 +12,21 @@ from cavvy.control.clock import ControlClock
 from cavvy.control.parts import OwnReconciler, StandingReconciler
 from cavvy.control.worklist import FIRST_PAUSE, LONGEST_PAUSE
 from cavvy.frame.faults import note_fault
-from cavvy.store.base import ProjectFilter, StoreError
+from cavvy.store.base import LeaseLost, ProjectFilter, StaleVersion, StoreFull, StoreUnusable
 from cavvy.telemetry import Figures
 
 _T = TypeVar("_T")
 _FAILS = "fails in its work"
+# Errors of the store that no capability causes: the core waits and tries again after these.
+_OF_CORE = (StoreUnusable, StoreFull, LeaseLost)
+_ANSWER_S = 60  # seconds that a reconciler has for what jobs or people wait for
+_SWEEP_S = 600
 
 
 class OwnReconcilers:
-    """The reconcilers of capabilities, in the order of the capabilities' names. Errors of the store
-    are raised, since the core waits and tries again after these; all others are kept as faults.
+    """The reconcilers of capabilities, in the order of the capabilities' names. StoreUnusable,
+    StoreFull and LeaseLost are raised, since the core waits and tries again after these; all other
+    errors are kept as faults, also those of the store, such as RowNotFound.
     """
 
     def __init__(self, clock: ControlClock, made: Iterable[tuple[str, OwnReconciler]] = ()) -> None:
@@ -51,7 +57,7 @@ class OwnReconcilers:
 
     async def unfinished(self, *, again: bool = False) -> Sequence[str]:
         """Return the keys to reconcile when the server starts; with `again`, those to look at from
-        time to time, since servers share the work. Raises StoreError.
+        time to time, since servers share the work. Raises the errors of the core.
         """
         keys: list[str] = []
         for each in self._standing if again else self.all:
@@ -61,11 +67,11 @@ class OwnReconcilers:
 
     async def reconcile(self, owner: OwnReconciler, key: str) -> timedelta | None:
         """Reconcile a key of a reconciler. Raises its error, with which the worklist tries the key
-        again.
+        again. It is no fault that another writer was first (StaleVersion).
         """
         try:
             return await owner.reconcile(key)
-        except StoreError:
+        except (*_OF_CORE, StaleVersion):
             raise
         except Exception as error:
             self._note(owner, _FAILS, error)
@@ -77,18 +83,18 @@ class OwnReconcilers:
             group.create_task(self._keep_running(each))
 
     async def note_job(self, job_id: str) -> None:
-        """Tell the reconcilers that a job was reconciled. Raises StoreError."""
+        """Tell the reconcilers that a job was reconciled. Raises the errors of the core."""
         for each in self._standing:
             await self._contain(each, "cannot learn of a job", each.note_job(job_id))
 
     async def sweep(self) -> None:
-        """Remove and settle what is left over. Raises StoreError."""
+        """Remove and settle what is left over. Raises the errors of the core."""
         for each in self._standing:
-            await self._contain(each, "does not tidy up", each.sweep())
+            await self._contain(each, "does not tidy up", each.sweep(), _SWEEP_S)
 
     async def any_needed(self) -> bool:
         """Return whether the server must not exit, which a reconciler that fails to say does not
-        allow. Raises StoreError.
+        allow. Raises the errors of the core.
         """
         what = "does not say whether it needs the server"
         for each in self._standing:
@@ -103,7 +109,7 @@ class OwnReconcilers:
         failed = []
         for each in self._standing:
             try:
-                await each.end_all(project)
+                await _bound(each.end_all(project), _ANSWER_S)
             except Exception as error:  # noqa: BLE001 - code of others raises anything
                 self._note(each, "cannot end what it runs", error)
                 failed.append(error)
@@ -111,7 +117,7 @@ class OwnReconcilers:
             raise failed[0]
 
     async def add_figures(self, figures: Figures, projects: ProjectFilter) -> None:
-        """Add figures to those that the server exports. Raises StoreError."""
+        """Add figures to those that the server exports. Raises the errors of the core."""
         for each in self._standing:
             what = "gives no figures"
             await self._contain(each, what, each.add_figures(figures, projects))
@@ -137,10 +143,12 @@ class OwnReconcilers:
             await self._clock.sleep_until(self._clock.now() + pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
-    async def _contain(self, each: OwnReconciler, what: str, work: Awaitable[_T]) -> _T | None:
+    async def _contain(
+        self, each: OwnReconciler, what: str, work: Awaitable[_T], most_s: float = _ANSWER_S
+    ) -> _T | None:
         try:
-            return await work
-        except StoreError:
+            return await _bound(work, most_s)
+        except _OF_CORE:
             raise
         except Exception as error:  # noqa: BLE001 - code of others raises anything
             self._note(each, what, error)
@@ -155,3 +163,27 @@ class OwnReconcilers:
 
     def _note(self, each: OwnReconciler, what: str, error: Exception) -> None:
         note_fault(self._names[id(each)], f"{what} ({type(each).__name__})", error)
+
+
+async def take_all(*steps: Callable[[], Awaitable[object]]) -> None:
+    """Take one step after the other, also those after one that fails. Raises the first error."""
+    failed = []
+    for step in steps:
+        try:
+            await step()
+        except Exception as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+    if failed:
+        raise failed[0]
+
+
+async def _bound(work: Awaitable[_T], most_s: float) -> _T:
+    """Wait for the work. Raises its error, and TimeoutError, with a sentence, if it lasts longer
+    than `most_s` seconds."""
+    try:
+        async with asyncio.timeout(most_s) as limit:
+            return await work
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"given up after {most_s:g} s") from error

@@ -1,8 +1,9 @@
 """A reconciler of a capability that fails in whatever it is asked stops nothing else."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from tests.control.sim.test_control_services import ControlHarness, in_harness
@@ -14,7 +15,16 @@ from cavvy.domain.jobs import AttemptPhase
 from cavvy.frame.capability import Capability
 from cavvy.frame.faults import forget_faults, list_faults
 from cavvy.sim.harness import START
-from cavvy.store.base import ProjectFilter, StoreError
+from cavvy.store.base import (
+    LeaseLost,
+    NameConflict,
+    ProjectFilter,
+    RowNotFound,
+    StaleVersion,
+    StoreError,
+    StoreFull,
+    StoreUnusable,
+)
 from cavvy.telemetry import Figures
 
 
@@ -187,16 +197,61 @@ def test_one_that_fails_leaves_the_answers_of_the_others() -> None:
     run_virtual(main())
 
 
-def test_errors_of_the_store_are_left_to_the_core() -> None:
+def list_hooks(own: OwnReconcilers) -> Sequence[Coroutine[Any, Any, object]]:
+    figures = own.add_figures(Figures(), None)
+    return [own.unfinished(), own.note_job("j"), own.sweep(), own.any_needed(), figures]
+
+
+@pytest.mark.parametrize("error", [StoreUnusable("gone"), StoreFull("full"), LeaseLost("lost")])
+def test_errors_that_no_capability_causes_are_left_to_the_core(error: StoreError) -> None:
     async def main() -> None:
         clock = VirtualClock(START)
-        own = OwnReconcilers(clock, [("broken", Broken(clock, lambda: StoreError("full")))])
-        for work in (own.unfinished(), own.note_job("j"), own.sweep(), own.any_needed()):
-            with pytest.raises(StoreError):
+        own = OwnReconcilers(clock, [("broken", Broken(clock, lambda: error))])
+        for work in list_hooks(own):
+            with pytest.raises(type(error)):
                 await work
 
     run_virtual(main())
     assert not list_faults()
+
+
+@pytest.mark.parametrize("error", [RowNotFound("no row"), StaleVersion("old"), NameConflict("two")])
+def test_other_errors_of_the_store_stop_nothing_else(error: StoreError) -> None:
+    async def main() -> None:
+        clock = VirtualClock(START)
+        works = Works(clock)
+        made = [("broken", Broken(clock, lambda: error)), ("works", works)]
+        for work in list_hooks(OwnReconcilers(clock, made)):
+            await work
+        assert works.done == ["note", "sweep", "figures"]
+
+    run_virtual(main())
+    assert len(list_faults()) == 5, list_faults()
+
+
+class Hangs(Broken):
+    """Answers nothing."""
+
+    async def hang(self, *_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+    unfinished = note_job = sweep = is_needed = end_all = add_figures = hang
+
+
+def test_one_that_hangs_is_given_up() -> None:
+    async def main() -> None:
+        clock = VirtualClock(START)
+        works = Works(clock)
+        own = OwnReconcilers(clock, [("hangs", Hangs(clock)), ("works", works)])
+        for work in list_hooks(own):
+            await work
+        with pytest.raises(TimeoutError, match="given up after 60 s"):
+            await own.end_all(None)
+        assert works.done == ["note", "sweep", "figures", "end"]
+
+    run_virtual(main())
+    assert all("TimeoutError: given up after" in each for each in list_faults())
+    assert len(list_faults()) == 6, list_faults()
 
 
 def test_one_that_has_worked_for_long_begins_anew_at_once() -> None:
