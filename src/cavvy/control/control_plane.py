@@ -35,7 +35,7 @@ from cavvy.control.markets import (
     StandbyGangs,
 )
 from cavvy.control.node_pools import PoolNodes, PoolService, is_pool_key
-from cavvy.control.own_reconcilers import OwnReconcilers
+from cavvy.control.own_reconcilers import OwnReconcilers, take_all
 from cavvy.control.parts import (
     NO_DEVICES,
     ControlParts,
@@ -585,15 +585,29 @@ class ControlPlane:
         return not await self.node_pools.any()
 
     async def down(self) -> OrphanReport:
-        """Stop all services, pools and jobs, and immediately remove all gangs without a job."""
-        await self.own.end_all(None)
-        await self.node_pools.stop_all()
+        """Stop all services, pools and jobs, and immediately remove all gangs without a job. Each
+        is done also if one before it fails, since what goes on may cost money; then raises the
+        first error.
+        """
+        reports: list[OrphanReport] = []
+
+        async def sweep() -> None:
+            reports.append(await self.garbage_collector.sweep(remove=True, at_once=True))
+
+        await take_all(
+            partial(self.own.end_all, None), self.node_pools.stop_all, self._stop_jobs, sweep
+        )
+        return reports[0]
+
+    async def _stop_jobs(self) -> None:
         reason = "all jobs are being stopped"
         await self.jobs.stop_waiting(await self._store.unfinished(), reason)
-        for job_id in await self._store.unfinished():
+
+        async def stop(job_id: str) -> None:
             job = await self._store.job(job_id)
             await self.jobs.stop(job.project, job.id, reason, release=True)
-        return await self.garbage_collector.sweep(remove=True, at_once=True)
+
+        await take_all(*(partial(stop, each) for each in await self._store.unfinished()))
 
     async def reconcile(self, key: str) -> timedelta | None:
         """Pass the key to its reconciler, unless another server is responsible for the key."""

@@ -55,6 +55,26 @@ async def test_an_archived_project_starts_nothing_and_stays_readable(api: Api) -
     assert any('"archived":["sub","team"],"stop":true' in each for each in changes), changes
 
 
+async def test_a_capability_that_cannot_end_its_work_keeps_no_job_running(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(project: str | None) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(api.app_state.control_plane.own, "end_all", fail)
+    await make_tree(api)
+    jobs = [
+        f"/v1/projects/{project}/jobs/{(await api.post_job(FREE, project=project)).json()['name']}"
+        for project in ("sub", "team")
+    ]
+    assert (await archive(api, "team", stop=True)).status_code == 500
+
+    async def ended() -> bool:
+        return {(await api.http.get(job)).json()["phase"] for job in jobs} == {"stopped"}
+
+    await until(ended)
+
+
 async def test_a_move_tells_which_budgets_change(api: Api) -> None:
     await make_tree(api)
     for name, project in (("ours", "company"), ("theirs", "other"), ("own", "team"), ("all", "")):

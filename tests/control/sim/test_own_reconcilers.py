@@ -270,3 +270,20 @@ def test_one_that_has_worked_for_long_begins_anew_at_once() -> None:
 
     begun = run_virtual(main())
     assert [round((at - START).total_seconds()) for at in begun] == [0, 1001, 2002, 3003]
+
+
+def test_a_capability_that_cannot_end_its_work_keeps_nothing_else_running(
+    contribute: Callable[..., None],
+) -> None:
+    contribute(broken=lambda parts: Broken(parts.clock))
+
+    async def scenario(harness: ControlHarness) -> None:
+        job = await harness.submit()
+        await harness.wait(30)
+        with pytest.raises(ZeroDivisionError):
+            await harness.control_plane.down()
+        assert (await harness.store.job(job.id)).stop_reason == "all jobs are being stopped"
+        await harness.wait(60)
+        assert (await harness.store.attempts(job.id))[-1].phase is AttemptPhase.ENDED
+
+    in_harness(scenario)

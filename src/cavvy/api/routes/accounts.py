@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from secrets import token_hex
 from typing import Annotated
 
@@ -27,6 +28,7 @@ from cavvy.api.rules import (
 from cavvy.api.tokens import hash_token, make_token
 from cavvy.api.wire import view
 from cavvy.client import account_wire as wire
+from cavvy.control.own_reconcilers import take_all
 from cavvy.domain.accounts import (
     INSTALLATION,
     Account,
@@ -464,8 +466,11 @@ async def archive(
     note_change(request, after={"archived": sorted(names), "stop": ask.stop})
     # this happens first, so that nothing can start while the rest stops
     await app_state.store.archive.put(names, now, busy=ask.stop)
-    for name in sorted(names) if ask.stop else ():
+
+    async def empty(name: str) -> None:
         await empty_project(app_state, name, await list_unfinished(app_state, name))
+
+    await take_all(*(partial(empty, name) for name in sorted(names) if ask.stop))
     roles = [str(each) for each in sorted(list_roles(principal_of(request), project))]
     at = found.archived_at or now
     return wire.ProjectView(name=project, parent=found.parent, roles=roles, archived_at=at)

@@ -6,6 +6,7 @@ shares, use, quotas and loans, and what waits.
 import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -23,6 +24,7 @@ from cavvy.client import queue_wire, wire
 from cavvy.control.agents.uploads import LeftUpload
 from cavvy.control.decide.restored import OrphanGang
 from cavvy.control.garbage_collector import OrphanReport
+from cavvy.control.own_reconcilers import take_all
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.jobs import JOB_ENDS, AttemptPhase, JobPhase
@@ -91,17 +93,28 @@ async def down(request: Request, app_state: AppState, ask: wire.DownAsk) -> wire
 
 
 async def empty_project(app_state: AppState, project: str, jobs: Sequence[JobSummary]) -> None:
-    """End the services of a project, stop its pools and jobs, and release all its nodes."""
-    control_plane = app_state.control_plane
-    await control_plane.own.end_all(project)
-    await control_plane.node_pools.stop_all(project)
-    reason = f"project {project} is being removed"
-    await control_plane.jobs.stop_waiting([job.id for job in jobs], reason)
-    for job in await list_unfinished(app_state, project):
-        await control_plane.jobs.stop(job.project, job.id, reason, release=True)
-    for attempt in await app_state.store.open_attempts(project):
-        if attempt.phase in (AttemptPhase.KEPT, AttemptPhase.ENDING):
-            await control_plane.jobs.stop(attempt.project, attempt.job_id, release=True)
+    """End the services of a project, stop its pools and jobs, and release all its nodes. Each is
+    done also if one before it fails; then raises the first error.
+    """
+    control_plane, stop = app_state.control_plane, app_state.control_plane.jobs.stop
+
+    async def stop_jobs() -> None:
+        reason = f"project {project} is being removed"
+        await control_plane.jobs.stop_waiting([job.id for job in jobs], reason)
+        left = await list_unfinished(app_state, project)
+        await take_all(*(partial(stop, job.project, job.id, reason, release=True) for job in left))
+
+    async def release() -> None:
+        found = await app_state.store.open_attempts(project)
+        kept = [each for each in found if each.phase in (AttemptPhase.KEPT, AttemptPhase.ENDING)]
+        await take_all(*(partial(stop, each.project, each.job_id, release=True) for each in kept))
+
+    await take_all(
+        partial(control_plane.own.end_all, project),
+        partial(control_plane.node_pools.stop_all, project),
+        stop_jobs,
+        release,
+    )
 
 
 @router.post("/gc", rule=on_installation(Permission.OPERATE))
