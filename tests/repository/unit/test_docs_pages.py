@@ -177,7 +177,11 @@ def test_every_command_and_option_is_documented() -> None:
         assert command.help, f"{' '.join(path)} has no help"
         if path[1:2] and path[1] in MERGED and len(path) > 2:
             continue  # its section is that of the command to which it belongs now
-        assert len(path) == 1 or f"\n## {' '.join(path)}\n" in page
+        name = " ".join(path)
+        if path[1:2] and path[1] in MERGED:
+            assert f"\n| `{name}` | " in page  # in the table of former words
+        else:
+            assert len(path) == 1 or f"\n## {name}\n" in page
         for option in command.params:
             if isinstance(option, click.Option):
                 assert option.help, f"{' '.join(path)} {option.opts[-1]} has no help"
