@@ -1,7 +1,9 @@
 """Calls that the server keeps, over HTTP. No job runs here: a test ends the calls."""
 
 import base64
-from typing import Any
+import threading
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import pytest
 from msgspec.json import encode
@@ -12,7 +14,14 @@ from tests.functions.api.test_api_apps import ASK, BASE, PART
 from cavvy.capabilities.functions import routes, wire
 from cavvy.capabilities.functions.dispatcher import find_calls
 from cavvy.capabilities.functions.rows import DONE, FAILED, EndedCall
-from cavvy.capabilities.functions.schema import describe_function
+from cavvy.capabilities.functions.schema import (
+    MOST_STEPS,
+    Steps,
+    TooManySteps,
+    describe_function,
+    explain_unfit,
+    find_faults,
+)
 
 PATH = f"{BASE}/embed"
 
@@ -155,6 +164,81 @@ async def test_a_hostile_caller_of_the_route(body: bytes, told: str, calls: Api)
     assert code(answer) == (422, "invalid-arguments")
     assert told in answer.json()["message"]
     assert (await calls.http.get(f"{PATH}/calls")).json() == []
+
+
+NOTHING = [{"type": "null"}]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": NOTHING * 60_000},
+        {"enum": list(range(2000))},
+        {"enum": [[1]]},
+        {"enum": 5},
+        {"type": [5]},
+        {"properties": {str(number): {} for number in range(2000)}},
+        {"properties": [1]},
+        {"required": ["a"] * 2000},
+        {"items": {"anyOf": 5}},
+        {"additionalProperties": {"items": 3}},
+        [],
+    ],
+)
+async def test_a_schema_that_no_check_is_meant_for_is_not_deployed(schema: Any, api: Api) -> None:
+    part = {**PART, "functions": [{"name": "f", "arguments": schema}]}
+    answer = await api.http.put(PATH, json={**ASK, "parts": [part]})
+    assert code(answer) == (422, "invalid-request")
+    assert "the schema of f" in answer.json()["message"]
+
+
+def test_a_deep_schema_is_unfit() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100):
+        deep = {"anyOf": [deep]}
+    assert "levels" in explain_unfit(deep)
+
+
+def test_what_cannot_be_checked_may_be_anything() -> None:
+    def f(kind: Literal[tuple(range(2000))], size: int) -> None: ...  # type: ignore[valid-type]
+
+    arguments, _ = describe_function(f, bound=False)
+    assert arguments["properties"] == {"kind": {}, "size": {"type": "integer"}}
+    assert explain_unfit(arguments) == ""
+
+
+def test_a_check_takes_few_steps() -> None:
+    hostile = {"items": {"anyOf": NOTHING * 60_000 + [{"type": "integer"}]}}
+    with pytest.raises(TooManySteps):
+        list(find_faults([1] * 5, hostile, steps=Steps(10_000)))
+    with pytest.raises(TooManySteps):
+        list(find_faults({str(number): 1 for number in range(20)}, {}, steps=Steps(10)))
+    honest = {"items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}
+    assert list(find_faults([1] * 100_000 + [None], honest, steps=Steps(MOST_STEPS // 80))) == []
+    wrong = [*[1] * 10, True, 2.0, "3"]
+    assert len(list(find_faults(wrong, {"items": {"type": "integer"}}))) == 2
+
+
+async def test_long_checks_leave_the_server_to_others(
+    calls: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def find(*args: Any, **keys: Any) -> Iterator[str]:
+        seen.append(threading.current_thread() is threading.main_thread())
+        return find_faults(*args, **keys)
+
+    monkeypatch.setattr(routes, "find_faults", find)
+    monkeypatch.setattr(routes, "_FEW_STEPS", 100)
+    path = f"{PATH}/functions/resize?wait_s=0"
+    for names, main in ((["a"], [True]), (["a"] * 9000, [True, False]), (["a"] * 20_000, [False])):
+        seen.clear()
+        answer = await calls.http.post(path, json={"width": 3, "names": names})
+        assert (answer.status_code, seen) == (202, main)
+    monkeypatch.setattr(routes, "MOST_STEPS", 100)
+    answer = await calls.http.post(path, json={"width": 3, "names": ["a"] * 9000})
+    assert code(answer) == (422, "invalid-arguments")
+    assert "too many values" in answer.json()["message"]
 
 
 async def test_a_function_is_called_by_json(calls: Api) -> None:

@@ -2,10 +2,12 @@
 jobs of apps; it reads arguments and results only if they are JSON.
 """
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, islice
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Header, Path, Query
 from msgspec import Raw
@@ -32,7 +34,13 @@ from cavvy.capabilities.functions.rows import (
     FunctionRows,
     StoredPart,
 )
-from cavvy.capabilities.functions.schema import find_faults
+from cavvy.capabilities.functions.schema import (
+    MOST_STEPS,
+    Steps,
+    TooManySteps,
+    explain_unfit,
+    find_faults,
+)
 from cavvy.client.paths import make_key, make_keys
 from cavvy.client.wire import SubmitRequest
 from cavvy.domain.accounts import Permission
@@ -51,6 +59,9 @@ _MOST_ARGUMENTS = 16 * MIB
 _MOST_KEY = 200
 _ANYTHING = Raw(b"{}")  # the schema of functions that were deployed without one
 _MOST_FAULTS = 5
+_SMALL, _FEW_STEPS = 64 << 10, 2000  # bytes and steps of a check that needs no thread
+# long checks, one at a time, which keep no thread from others
+_checks = ThreadPoolExecutor(1, thread_name_prefix="arguments")
 _SHOWN = 200  # calls in a list
 _MOST_READ = 16 * MIB  # bytes of results in an answer
 _LOOK_S = 2.0  # between two looks at calls for which a request waits, if nothing tells of them
@@ -274,8 +285,7 @@ async def call_function(
     """
     found = await _find_function(app_state, project, name, function)
     body = await read_bytes(request, _MOST_ARGUMENTS)
-    arguments = _read_arguments(found, body)
-    text = encode({"args": [], "kwargs": arguments})
+    text = await _read_arguments(found, body)
     key = key or make_key()
     call = wire.CallAsk(function=function, body=text, json=True, key=key)
     _check_call(name, {function: found}, call)
@@ -300,18 +310,36 @@ async def call_function(
     )
 
 
-def _read_arguments(function: wire.DeployedFunction, body: bytes) -> dict[str, Any]:
-    """Return the arguments by name. Raises ApiProblem."""
+async def _read_arguments(function: wire.DeployedFunction, body: bytes) -> bytes:
+    """Return the checked arguments of a call as a worker reads them. Raises ApiProblem."""
+    if len(body) <= _SMALL:
+        try:
+            return _check_arguments(function, body, _FEW_STEPS)
+        except TooManySteps:
+            pass
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.run_in_executor(_checks, _check_arguments, function, body, MOST_STEPS)
+    except TooManySteps:
+        raise ApiProblem(
+            "invalid-arguments",
+            f"{function.name}: the arguments have too many values for a check against its schema",
+            "send fewer in a call, or write them to a bucket and send where they are",
+        ) from None
+
+
+def _check_arguments(function: wire.DeployedFunction, body: bytes, steps: int) -> bytes:
+    """Raises ApiProblem, TooManySteps."""
     try:
         given = decode(body or b"{}")
     except (ValueError, RecursionError) as error:
         raise ApiProblem("invalid-arguments", f"the body is no JSON: {error}") from None
     if not isinstance(given, dict):
         raise ApiProblem("invalid-arguments", "the body must be an object with the arguments")
-    faults = list(islice(find_faults(given, decode(function.arguments or _ANYTHING)), _MOST_FAULTS))
-    if faults:
+    found = find_faults(given, decode(function.arguments or _ANYTHING), steps=Steps(steps))
+    if faults := list(islice(found, _MOST_FAULTS)):
         raise ApiProblem("invalid-arguments", f"{function.name}: {'; '.join(faults)}")
-    return given
+    return encode({"args": [], "kwargs": given})
 
 
 def _check_call(app: str, known: Mapping[str, wire.DeployedFunction], call: wire.CallAsk) -> None:
@@ -432,6 +460,10 @@ async def _check_part(app_state: AppState, project: str, name: str, part: wire.A
     """Raise ApiProblem if this is more than a job of functions: who calls them submits it, with
     rights that the one who deploys may not have.
     """
+    for each in part.functions:
+        for schema in (each.arguments, each.result):
+            if unfit := explain_unfit(decode(schema or _ANYTHING)):
+                raise ApiProblem("invalid-request", f"the schema of {each.name}: {unfit}")
     ask = SubmitRequest(text=part.text, path=name, origin=part.origin)
     origin = submission.read_origin(ask, part.text)
     if (origin.snapshot or "") != part.snapshot:

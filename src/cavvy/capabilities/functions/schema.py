@@ -2,10 +2,12 @@
 
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+
+MOST_STEPS = 500_000  # of a check: about a second
 
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
@@ -17,6 +19,10 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "null": (type(None),),
 }
 _DEEPEST = 50
+_MOST_CHOICES, _MOST_KINDS = 100, 10  # of a value
+_MOST_NAMES = 1000  # of an object, and values of an enum
+_CHEAP = 20  # values without own parts that are checked in the time of one step
+_LONGEST = 300  # characters of a list in a message
 _NOT_SHOWN = {"title", "description"}  # what docstrings say of classes
 
 
@@ -63,7 +69,8 @@ def _describe(kind: Any) -> dict[str, Any]:
     except Exception:  # noqa: BLE001 - annotations are any objects
         return {}
     shape: dict[str, Any] = _inline(found, parts, 0)
-    return shape
+    # two levels less than the server takes, as it stands inside of others
+    return {} if explain_unfit(shape, 2) else shape
 
 
 def _inline(schema: Any, parts: Mapping[str, Any], depth: int) -> Any:
@@ -83,47 +90,149 @@ def _inline(schema: Any, parts: Mapping[str, Any], depth: int) -> Any:
     }
 
 
-def find_faults(value: Any, schema: Mapping[str, Any], where: str = "") -> Iterator[str]:
-    """Yield what is wrong with a value of JSON: where, and what was expected."""
+class TooManySteps(Exception):
+    """Raised if a check takes more steps than it may."""
+
+
+class Steps:
+    """The steps that a check may still take. What it costs depends on the value and on the schema,
+    and both are other people's."""
+
+    def __init__(self, most: int = MOST_STEPS) -> None:
+        self._left = most
+
+    def take(self, number: int = 1) -> None:
+        """Raises TooManySteps."""
+        self._left -= number
+        if self._left < 0:
+            raise TooManySteps
+
+
+def explain_unfit(schema: Any, depth: int = 0) -> str:
+    """Return why arguments cannot be checked against a schema, or ""."""
+    if depth > _DEEPEST:
+        return f"it has more than {_DEEPEST} levels"
+    if not isinstance(schema, Mapping):
+        return "each schema must be an object"
+    for name, most in (
+        ("anyOf", _MOST_CHOICES),
+        ("enum", _MOST_NAMES),
+        ("required", _MOST_NAMES),
+    ):
+        listed = schema.get(name, [])
+        if not isinstance(listed, list) or len(listed) > most:
+            return f"`{name}` must be a list of at most {most}"
+    if any(isinstance(each, list | dict) for each in schema.get("enum", [])):
+        return "`enum` must have strings, numbers, booleans or null"
+    if not all(isinstance(each, str) for each in schema.get("required", [])):
+        return "`required` must have names"
+    kinds = schema.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if (
+        not isinstance(kinds, list)
+        or len(kinds) > _MOST_KINDS
+        or not all(isinstance(each, str) for each in kinds)
+    ):
+        return f"`type` must be a name or at most {_MOST_KINDS} names"
+    known = schema.get("properties", {})
+    if not isinstance(known, Mapping) or len(known) > _MOST_NAMES:
+        return f"`properties` must be an object of at most {_MOST_NAMES}"
+    inside = [*schema.get("anyOf", []), *known.values()]
+    for name in ("items", "additionalProperties"):
+        if not isinstance(each := schema.get(name, False), bool):
+            inside.append(each)
+    return next(filter(None, (explain_unfit(each, depth + 1) for each in inside)), "")
+
+
+def find_faults(
+    value: Any, schema: Mapping[str, Any], where: str = "", steps: Steps | None = None
+) -> Iterator[str]:
+    """Yield what is wrong with a value of JSON: where, and what was expected. Raises
+    TooManySteps."""
+    steps = steps or Steps()
+    steps.take()
     if len(where) > 1000 or not isinstance(schema, Mapping):
         return
     at = where or "the body"
     if choices := schema.get("anyOf"):
-        if not any(next(find_faults(value, each, where), None) is None for each in choices):
-            yield f"{at} is none of {' or '.join(_say(each) for each in choices)}"
+        for each in choices:
+            if next(find_faults(value, each, where, steps), None) is None:
+                return
+        yield f"{at} is none of {_list(' or ', map(_say, choices))}"
         return
-    if "enum" in schema and value not in schema["enum"]:
-        yield f"{at} must be one of {', '.join(map(repr, schema['enum']))}"
-        return
+    if "enum" in schema:
+        steps.take(len(schema["enum"]) // _CHEAP)
+        if isinstance(value, list | dict) or value not in schema["enum"]:
+            yield f"{at} must be one of {_list(', ', map(repr, schema['enum']))}"
+            return
     if (kinds := schema.get("type")) is not None and not _has_kind(value, kinds):
         yield f"{at} must be {_say(schema)}, not {_name(value)}"
         return
     if isinstance(value, dict):
-        yield from _find_in_object(value, schema, where)
+        yield from _find_in_object(value, schema, where, steps)
     elif isinstance(value, list):
         inside = schema.get("items")
         if isinstance(inside, Mapping):
-            for number, each in enumerate(value):
-                yield from find_faults(each, inside, f"{where}[{number}]")
+            yield from _find_in_list(value, inside, where, steps)
+
+
+def _find_in_list(
+    value: Sequence[Any], inside: Mapping[str, Any], where: str, steps: Steps
+) -> Iterator[str]:
+    wrong: Iterable[int] = range(len(value))
+    if types := _find_types(inside, steps):  # most long lists are of numbers or of strings
+        steps.take(len(value) // _CHEAP)
+        wrong = (number for number, each in enumerate(value) if type(each) not in types)
+    for number in wrong:
+        yield from find_faults(value[number], inside, f"{where}[{number}]", steps)
+
+
+def _find_types(schema: Mapping[str, Any], steps: Steps) -> set[type]:
+    """Return the types of which all values fit a schema; none if it says more than kinds."""
+    choices = schema["anyOf"] if set(schema) == {"anyOf"} else [schema]
+    steps.take(len(choices))
+    found: set[type] = set()
+    for each in choices:
+        if not isinstance(each, Mapping) or set(each) != {"type"}:
+            return set()
+        kinds = each["type"]
+        for kind in [kinds] if isinstance(kinds, str) else kinds:
+            found.update(_KINDS.get(kind, ()))
+    return found
 
 
 def _find_in_object(
-    value: Mapping[str, Any], schema: Mapping[str, Any], where: str
+    value: Mapping[str, Any], schema: Mapping[str, Any], where: str, steps: Steps
 ) -> Iterator[str]:
     known = schema.get("properties", {})
     more = schema.get("additionalProperties", True)
-    for name in schema.get("required", ()):
+    needed = schema.get("required", ())
+    steps.take(len(needed) // _CHEAP)
+    for name in needed:
         if name not in value:
             yield f"{where or 'the body'} has no `{name}`"
     for name, each in value.items():
+        steps.take()
         inside = f"{where}.{name[:100]}".lstrip(".")
         if name in known:
-            yield from find_faults(each, known[name], inside)
+            yield from find_faults(each, known[name], inside, steps)
         elif more is False:
-            told = ", ".join(known) or "none"
+            told = _list(", ", known) or "none"
             yield f"`{name[:100]}` is no argument; there are {told}"
         elif isinstance(more, Mapping):
-            yield from find_faults(each, more, inside)
+            yield from find_faults(each, more, inside, steps)
+
+
+def _list(between: str, names: Iterable[str]) -> str:
+    """Return the first of these names, as many as a message has room for."""
+    told: list[str] = []
+    size = 0
+    for each in names:
+        size += len(each) + len(between)
+        if size > _LONGEST:
+            return between.join([*told, "..."])
+        told.append(each)
+    return between.join(told)
 
 
 def _has_kind(value: Any, kinds: Any) -> bool:
