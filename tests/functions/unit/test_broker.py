@@ -158,6 +158,40 @@ def test_a_worker_answers_calls_that_were_cancelled_before_they_began() -> None:
         assert told == {1: "CallCancelled", 2: "CallCancelled", 3: "done"}
 
 
+class SaysNothing(Exception):
+    """An error whose text cannot be read."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(OSError("no file a\udcff"), "no file a?"), (SaysNothing(), "(its text cannot be read)")],
+)
+def test_texts_of_errors_can_be_written(error: Exception, text: str) -> None:
+    """The name of a file may be no UTF-8, and the server takes no other text."""
+    ours, theirs = socket.socketpair()
+    app = App("errs")
+    head = {"name": "echo", "class": "", "concurrency": 1, "batch": None, "wait_s": 0.01}
+    worker = WorkerProcess({"app": "errs", "functions": {"echo": head}}, theirs, "echo")
+    worker.app = app
+
+    def echo(x: object) -> None:
+        raise error
+
+    app.function(echo, name="echo")
+    with ours, theirs:
+        worker._run_call({"op": "call", "fn": "echo", "enc": "json", "id": 1}, b'{"args": ["x"]}')
+        ours.settimeout(_START_S)
+        frames, found = CallFrames(), list[tuple[Head, bytes]]()
+        while not found:
+            found = frames.feed(ours.recv(65536))
+    ((answer, _),) = found
+    assert (answer["op"], answer["type"], answer["text"]) == ("failed", type(error).__name__, text)
+    assert json.dumps(answer, ensure_ascii=False).encode()
+
+
 def make_worker(app: App, spec: dict[str, Any], connection: socket.socket) -> Any:
     """Return what runs the calls of a worker process, here in a thread."""
     worker = WorkerProcess(spec, connection, "echo")

@@ -5,6 +5,7 @@ import pickle
 from typing import Any
 
 import pytest
+from msgspec.json import decode
 
 from cavvy.capabilities.functions import dispatcher, wire
 from cavvy.capabilities.functions.dispatcher import BrokerSession
@@ -91,6 +92,22 @@ async def test_results_for_callers_by_json_must_be_json() -> None:
     await session._put_ended()
     assert [each.state for each in owner.stored] == ["done", "failed", "failed"]
     assert [each.result for each in owner.stored] == [b"[1, null]", b"", b""]
+
+
+@pytest.mark.parametrize("ran_s", [1.5, 10**400, float("inf"), float("nan"), -1, "1", None])
+async def test_what_a_broker_tells_of_a_failure_can_be_stored(ran_s: object) -> None:
+    """An app's error names a file whose name is no UTF-8; the other calls go on."""
+    session, owner, _ = make_session(2)
+    text = "no file a\udcff"
+    told = {"kind": text, "type": text, "text": text, "trace": text, "ran_s": ran_s}
+    session._hear({"op": "failed", "id": 1, **told}, b"")
+    session._hear({"op": "done", "id": 2}, b"two")
+    await session._put_ended()
+    failed, done = owner.stored
+    end = decode(failed.answer, type=wire.CallEnd)
+    assert (failed.state, end.kind, end.text, end.trace) == ("failed", *["no file a?"] * 3)
+    assert end.ran_s == (1.5 if ran_s == 1.5 else None)
+    assert done.result == b"two"
 
 
 class Bomb:

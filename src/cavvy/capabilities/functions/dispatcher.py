@@ -22,7 +22,14 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.exec_carrier import ExecCarrier
 from cavvy.api.routes import submission
 from cavvy.capabilities.functions import wire
-from cavvy.capabilities.functions.frames import MOST_BYTES, CallFrames, Head, WrongFrame, pack
+from cavvy.capabilities.functions.frames import (
+    MOST_BYTES,
+    CallFrames,
+    Head,
+    WrongFrame,
+    clean,
+    pack,
+)
 from cavvy.capabilities.functions.meeting import dial_here, is_own_place
 from cavvy.capabilities.functions.rows import (
     DONE,
@@ -55,6 +62,7 @@ _HERE_S, _DIAL_S = 3.0, 0.02  # as callers do: `jobs.FunctionJob`
 _PAUSE_S = 0.5  # before another try
 _MOST_JOBS = 3  # that end before they take calls
 _RECEIVE = 1 << 18
+_LONGEST_S = 1e9  # of a call
 _KEPT = timedelta(days=7)
 _log = logging.getLogger(__name__)
 
@@ -522,15 +530,17 @@ class BrokerSession:
     def _end(self, number: int, head: Head, body: bytes) -> None:
         """Note how a call has ended."""
         ran_s = head.get("ran_s")
-        end = wire.CallEnd(ran_s=float(ran_s) if isinstance(ran_s, int | float) else None)
+        if not isinstance(ran_s, int | float) or not 0 <= ran_s < _LONGEST_S:
+            ran_s = None
+        end = wire.CallEnd(ran_s=ran_s)
         state = DONE
         if head["op"] == "failed":
             state = FAILED
             end = wire.CallEnd(
-                kind=str(head.get("kind", "error"))[:50],
-                type=str(head.get("type", ""))[:200],
-                text=str(head.get("text", ""))[:20_000],
-                trace=str(head.get("trace", ""))[:50_000],
+                kind=clean(head.get("kind", "error"))[:50],
+                type=clean(head.get("type", ""))[:200],
+                text=clean(head.get("text", ""))[:20_000],
+                trace=clean(head.get("trace", ""))[:50_000],
                 ran_s=end.ran_s,
             )
         elif number in self._json and not is_json(body):

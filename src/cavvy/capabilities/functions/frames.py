@@ -33,6 +33,13 @@ def pack(head: Head, body: bytes = b"") -> bytes:
     return _LENGTHS.pack(len(text), len(body)) + text + body
 
 
+def clean(text: object) -> str:
+    """Return a text as UTF-8 can write it: names of files that are no UTF-8 have parts, in texts of
+    errors too, that most programs refuse.
+    """
+    return str(text).encode("utf-8", "replace").decode()
+
+
 def prove(key: str, role: str, nonces: str) -> str:
     """Return what only who has the key can say in answer to these nonces. The `role` keeps one
     side's proof from being that of the other.
@@ -62,7 +69,7 @@ class CallFrames:
                 break
             try:
                 head = json.loads(kept[begin:middle])
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise WrongFrame(f"a head that is no JSON: {error}") from None
             if not isinstance(head, dict):
                 raise WrongFrame("a head that is no table")

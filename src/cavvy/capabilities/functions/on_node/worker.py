@@ -26,12 +26,20 @@ if __name__ == "__main__":  # the root of the files that were sent with the work
 from cavvy.capabilities.functions import payload
 from cavvy.capabilities.functions.app import MAIN, find_app
 from cavvy.capabilities.functions.errors import CallCancelled, NotSendable
-from cavvy.capabilities.functions.frames import MOST_BYTES, CallFrames, Head, current_call, pack
+from cavvy.capabilities.functions.frames import (
+    MOST_BYTES,
+    CallFrames,
+    Head,
+    clean,
+    current_call,
+    pack,
+)
 
 if TYPE_CHECKING:
     import asyncio
 
 _TOGETHER_S = 0.004  # for which results wait for each other
+_TEXTS = ("type", "text", "trace")  # what errors and the app's code say
 _PARTS = 32  # values of a generator that are sent before the caller must take some
 
 
@@ -80,6 +88,7 @@ class WorkerProcess:
         """Send a frame, at once unless more calls wait here: then the frames of a few milliseconds
         leave together, which spares the broker and the caller work.
         """
+        head = {name: clean(each) if name in _TEXTS else each for name, each in head.items()}
         with self._lock:
             held = bool(self._outbox)
             self._outbox += pack(head, body)
@@ -338,7 +347,8 @@ class WorkerProcess:
                 body = b""
         if len(body) > MOST_BYTES:
             body = b""
-        told = {"type": type(error).__name__, "text": str(error)[:20_000], "trace": trace[-50_000:]}
+        text = say_error(error)
+        told = {"type": type(error).__name__, "text": text[:20_000], "trace": trace[-50_000:]}
         self.send({"op": "failed", "id": head["id"], "kind": "error", **told}, body)
 
 
@@ -377,6 +387,14 @@ class CallOutput:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._target, name)
+
+
+def say_error(error: BaseException) -> str:
+    """Return what an error says, also if its own code fails to say it."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - exceptions raise anything
+        return "(its text cannot be read)"
 
 
 def load_app(spec: dict[str, Any], name: str) -> None:
@@ -430,7 +448,7 @@ def explain_load(error: BaseException) -> str:
     if own:
         path = os.path.relpath(own[-1].filename, os.getcwd())
         where = f"{path}:{own[-1].lineno}: {own[-1].line}: "
-    text = f"{where}{type(error).__name__}: {error}"
+    text = f"{where}{type(error).__name__}: {say_error(error)}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         top = error.name.partition(".")[0]
         text += (
