@@ -16,7 +16,16 @@ from tests.agent.unit.test_event_files import Reader
 from cavvy.agent.work import wandb_files
 from cavvy.agent.work.event_files import EventFileReader
 from cavvy.agent.work.run_events import RunEvent
-from cavvy.agent.work.wandb_files import BLOCK, HEAD, WandbFile
+from cavvy.agent.work.wandb_files import (
+    BLOCK,
+    BLOCKS,
+    FIRST,
+    HEAD,
+    LARGEST,
+    MIDDLE,
+    PIECE_HEAD,
+    WandbFile,
+)
 
 FILE = Path(__file__).parent / "wandb_files" / "offline.wandb"
 NAME = "run-abc.wandb"
@@ -61,6 +70,42 @@ def test_a_run_of_wandb(tmp_path: Path) -> None:
     }
     stated = [each.values for each in events if "best" in each.values]
     assert stated == [{"best": 0.5}], "what the history has is not told again by the summary"
+
+
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        bytes(PIECE_HEAD),  # a broken block, as all of a sparse file are
+        piece(FIRST, b""),
+        piece(MIDDLE, b""),
+        piece(FIRST, b"") + piece(MIDDLE, b"") * 9,
+        piece(FIRST, bytes(20_000)) + piece(MIDDLE, bytes(12_000)),
+    ],
+)
+def test_a_read_ends_where_no_piece_completes_a_record(tmp_path: Path, nothing: bytes) -> None:
+    """The agent waits for it, and a file of the work may be of any length."""
+    block = nothing * (BLOCK // len(nothing))
+    path = tmp_path / NAME
+    data = (block + bytes(BLOCK - len(block))) * 24
+    path.write_bytes(HEAD + b"\0" + piece(0, b"") + data[2 * PIECE_HEAD :])
+    file = WandbFile("runs", os.open(path, os.O_RDONLY))
+    assert len([*file.read(10)]) == 10
+    assert file._offset <= 2 * BLOCKS * BLOCK, "the rest is for later"
+    assert sum(len(each) for each in file._begun or ()) <= LARGEST
+    found = [*file.read(1_000_000)]
+    assert found, "and comes then"
+    assert not any(each.values or each.params for each in found)
+    file.close()
+
+
+def test_a_record_of_many_empty_pieces_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / NAME
+    blocks = (piece(MIDDLE, b"") * (BLOCK // PIECE_HEAD) + bytes(BLOCK % PIECE_HEAD)) * 20
+    path.write_bytes(HEAD + b"\0" + piece(FIRST, b"") + blocks[2 * PIECE_HEAD :])
+    file = WandbFile("runs", os.open(path, os.O_RDONLY))
+    assert len([*file.read(LARGEST)]) > LARGEST // PIECE_HEAD
+    assert file._begun is None
+    file.close()
 
 
 def test_the_agent_finds_runs_of_wandb_beside_event_files(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class WandbFile:
             self._fd = -1
 
     def read(self, most: int) -> Iterator[RunEvent]:
-        """Yield up to `most` new events."""
+        """Yield up to `most` new events, empty ones for what is left out."""
         while most > 0 and not self._broken:
             record = self._next()
             if record is None:
@@ -66,30 +66,29 @@ class WandbFile:
             yield self._parse(record)
 
     def _next(self) -> bytes | None:
-        """Return the next complete record, b"" for one that is left out, or None."""
-        while True:
-            piece = self._next_piece()
-            if piece is None:
-                return None
-            kind, data = piece
-            if kind == WHOLE:
-                self._begun = None
-                return data
-            if kind == FIRST:
-                self._begun, self._size = [data], len(data)
-                continue
-            if self._begun is None:
-                if kind == LAST:
-                    return b""
-                continue
-            self._size += len(data)
-            if self._size > LARGEST:
-                self._begun = None
-            else:
-                self._begun.append(data)
-            if kind == LAST:
-                record, self._begun = b"".join(self._begun or ()), None
-                return record
+        """Return what the next piece completes: a record, b"" if it completes none that is read, or
+        None if it is not there yet. So the caller can stop after each piece, since a file may have
+        any number of them that complete nothing."""
+        piece = self._next_piece()
+        if piece is None:
+            return None
+        kind, data = piece
+        if kind == WHOLE:
+            self._begun = None
+            return data
+        if kind == FIRST:
+            self._begun, self._size = [], 0
+        if self._begun is None:
+            return b""
+        self._size += PIECE_HEAD + len(data)
+        if self._size > LARGEST:
+            self._begun = None
+            return b""
+        self._begun.append(data)
+        if kind != LAST:
+            return b""
+        record, self._begun = b"".join(self._begun), None
+        return record
 
     def _next_piece(self) -> tuple[int, bytes] | None:
         """Return the kind and the data of the next piece, with kind 0 where it is broken; None if
