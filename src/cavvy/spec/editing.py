@@ -10,7 +10,7 @@ _BEFORE = ("workdir", "setup", "run")  # keys before which a new mapping is put,
 
 
 class NotEditable(Exception):
-    """Raised if a text is no mapping that a key could be set in."""
+    """Raised if a text is no mapping in which a key could be set without a change of others."""
 
 
 class _Entry(NamedTuple):
@@ -62,7 +62,16 @@ def _compose(text: str) -> yaml.MappingNode:
         raise NotEditable("the file is no YAML") from error
     if len(found) != 1 or not isinstance(found[0], yaml.MappingNode) or found[0].flow_style:
         raise NotEditable("the file is not one table of keys")
+    _refuse_shared(text)
     return found[0]
+
+
+def _refuse_shared(text: str) -> None:
+    """Refuse anchors and aliases: what stands at one place is then the value of several keys."""
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+            line = event.start_mark.line + 1
+            raise NotEditable(f"the file has an anchor or an alias, {event.anchor}, in line {line}")
 
 
 def _find(table: yaml.MappingNode, name: str) -> _Entry | None:

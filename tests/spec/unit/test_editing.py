@@ -20,6 +20,26 @@ run: |
 GPU = ("resources", "gpu")
 
 
+@pytest.mark.parametrize("value", ["7h", ""])
+@pytest.mark.parametrize("path", [("limits", "duration"), ("limits", "idle"), GPU])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "env: {H: &h 12h}\nlimits: {duration: *h}\nresources: {gpu: A100}\n",
+        "env: &e {duration: 12h, idle: 5m}\nlimits: *e\nresources: {gpu: A100}\n",
+        "env: &e {duration: 12h}\nlimits: {<<: *e, idle: 5m}\nresources: {gpu: A100}\n",
+        "limits: {duration: &h 12h}\nenv: {H: *h}\nresources: {gpu: A100}\n",
+    ],
+)
+def test_a_value_that_stands_at_several_places_is_not_changed(
+    text: str, path: tuple[str, str], value: str
+) -> None:
+    with pytest.raises(NotEditable, match=r"an anchor or an alias, [he], in line 1"):
+        set_key(text, path, value)
+    with pytest.raises(NotEditable):
+        read_key(text, path)
+
+
 @pytest.mark.parametrize(
     ("path", "value", "line", "changed"),
     [
