@@ -37,6 +37,7 @@ from cavvy.control.decide.schedule import (
     say_left_out,
 )
 from cavvy.control.job_service import JobIds
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.gangs import GangSeen, GangState, NodeSeen
 from cavvy.domain.jobs import FAR, AttemptPhase, JobPhase, JobRecord, StopCause
 from cavvy.domain.offers import Offer, Purchase
@@ -45,6 +46,7 @@ from cavvy.domain.tasks import (
     Delivery,
     JobLimits,
     JobSchedule,
+    ResourceSpec,
     StartWindow,
     TaskSpec,
     WindowSpan,
@@ -169,6 +171,20 @@ def test_a_retry_starts_counting_anew_and_waits_for_no_time_that_is_over() -> No
     repeats = retry_job(asking(schedule=HOURLY), NOW).job
     assert repeats is not None
     assert (repeats.not_before, repeats.held_until) == (FAR, NOW + HOUR)
+
+
+def test_limits_count_the_least_that_an_elastic_job_needs_while_it_waits_again() -> None:
+    grown = replace(asking().task, nodes=8, elastic=NodeRange(least=2, most=16))
+    moved = replace(JOB, task=replace(JOB.task, resources=ResourceSpec(cpus_min=3)))
+    for fresh in (
+        retry_job(replace(JOB, task=grown), NOW).job,
+        retry_job(replace(JOB, task=grown), NOW, moved=moved).job,
+    ):
+        assert fresh is not None
+        assert (fresh.task.nodes, fresh.task.elastic) == (2, grown.elastic)
+    fixed = retry_job(replace(JOB, task=replace(grown, elastic=None)), NOW).job
+    assert fixed is not None
+    assert fixed.task.nodes == 8
 
 
 def test_a_drill_takes_the_nodes_of_an_attempt_that_lives() -> None:

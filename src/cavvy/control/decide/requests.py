@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.job import deadline_of
-from cavvy.control.decide.rows import RowChanges, make_event
+from cavvy.control.decide.rows import RowChanges, make_event, shrink
 from cavvy.control.decide.schedule import find_hold, say_next, say_waiting
 from cavvy.control.decide.transitions import deliveries_of, turn_job
 from cavvy.domain.events import Event
@@ -142,6 +142,7 @@ def retry_job(
     not_before, held_until = (FAR, None) if job.after else find_hold(job.task, now)
     fresh = replace(
         job,
+        task=shrink(job.task),
         phase=JobPhase.QUEUED,
         reason=say_waiting(job.after) if job.after else text,
         since=now,

@@ -8,12 +8,18 @@ from cavvy.domain.events import Charge, Event, replace_charges
 from cavvy.domain.jobs import COMING, Attempt, AttemptPhase, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import Observation
-from cavvy.domain.tasks import Delivery
+from cavvy.domain.tasks import Delivery, TaskSpec
 from cavvy.domain.units import Money
 from cavvy.domain.values import Struct, replace
 
 NEVER = timedelta.max
 SOON = timedelta(seconds=1)
+
+
+def shrink(task: TaskSpec) -> TaskSpec:
+    """Return the task of a job that waits again: limits count the least that an elastic one needs
+    while it waits."""
+    return task if task.elastic is None else replace(task, nodes=task.elastic.least)
 
 
 def make_event(

@@ -13,7 +13,7 @@ from cavvy.control.decide.bills import ClosedBill, bill_gang, close_bill
 from cavvy.control.decide.failures import STACKS, failure_of
 from cavvy.control.decide.looks import GangLook, is_starting
 from cavvy.control.decide.losses import RepairGang
-from cavvy.control.decide.rows import JobRows, RowChanges, make_event
+from cavvy.control.decide.rows import JobRows, RowChanges, make_event, shrink
 from cavvy.costs.extras import bill_traffic
 from cavvy.costs.metering import total
 from cavvy.domain.allocations import Allocation
@@ -108,12 +108,9 @@ def requeue_job(
         skipped = skipped[:-skips]
     cleared = ([action.kind] if action.anew else []) + (["checkpoint"] if action.unskip else [])
     counted = replace(job, retries={**job.retries, **dict.fromkeys(cleared, 0)})
-    task = job.task
-    if task.elastic is not None:  # so that limits count the least that it needs while it waits
-        task = replace(task, nodes=task.elastic.least)
     changed = replace(
         job,
-        task=task,
+        task=shrink(job.task),
         phase=JobPhase.QUEUED,
         since=now,
         reason=action.text,
