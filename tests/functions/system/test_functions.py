@@ -366,6 +366,13 @@ def test_a_deployed_app_is_called_by_name(home: Path, tmp_path: Path) -> None:
     assert "deployed in project default" in run(*deploy)
     assert run(sys.executable, "-c", code).startswith("26 [0, 1, 2] [2, 5]")
     assert "embed-nightly" in run(sys.executable, "-m", "cavvy", "schedules")
+    with connect() as client:  # as after a deployment that was interrupted
+        (repeats,) = [each.id for each in client.jobs("default").jobs if each.held]
+        client.stop("default", repeats)
+    assert "is deployed already" in run(*deploy)
+    for _ in range(2):
+        assert run(sys.executable, "-m", "cavvy", "schedules").count("embed-nightly") == 1
+        assert "is deployed already" in run(*deploy)
     (tmp_path / "app.py").write_text(text)
     assert "deployed in project default" in run(*deploy)
     assert "embed-nightly" not in run(sys.executable, "-m", "cavvy", "schedules")

@@ -1,10 +1,12 @@
 """What a program does that calls a deployed app."""
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec import Raw
+from msgspec.structs import replace
 
 from cavvy.capabilities.functions import deployed, wire
 from cavvy.client.client import ApiClient
@@ -40,6 +42,10 @@ def make_part(revision: str) -> wire.AppPart:
     )
 
 
+def make_app(**changed: str) -> wire.DeployedApp:
+    return wire.DeployedApp(name="embed", parts=[replace(make_part("r2"), **changed)])
+
+
 @pytest.mark.parametrize("consent", [False, True])
 def test_an_app_that_is_deployed_meanwhile_is_read_again(
     consent: bool, monkeypatch: pytest.MonkeyPatch
@@ -56,7 +62,47 @@ def test_an_app_that_is_deployed_meanwhile_is_read_again(
 
     monkeypatch.setattr(deployed, "find_part", lambda *_: make_part(read.pop(0)))
     monkeypatch.setattr(wire, "claim_job", claim)
+    monkeypatch.setattr(wire, "read_app", lambda *_: make_app(job="job2"))
     monkeypatch.setattr(deployed, "submit_part", submit)
     job = deployed.DeployedJob("embed", "f", "team", consent=consent)
     assert job.find(Connections()).id == "job2"  # type: ignore[arg-type]
     assert submitted == [("run: r2", consent)]
+
+
+class Listed:
+    """A job in a list."""
+
+    def __init__(self, id: str, *, held: bool = False, **tags: str) -> None:
+        self.id, self.held = id, held
+        self.tags = {f"cavvy-{name}": value for name, value in tags.items()}
+
+
+class Jobs:
+    """Stands for a server with these unfinished jobs, two on a page."""
+
+    def __init__(self, *jobs: Listed) -> None:
+        self._jobs = jobs
+
+    def jobs(self, *_: object, cursor: str | None, **__: object) -> Any:
+        at = int(cursor or 0)
+        more = str(at + 2) if at + 2 < len(self._jobs) else None
+        return SimpleNamespace(jobs=self._jobs[at : at + 2], cursor=more)
+
+
+def test_a_deployment_ends_what_one_before_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have ended after it stored the revision, and before it did the rest."""
+    monkeypatch.setattr(wire, "read_app", lambda *_: make_app(job="now"))
+    repeats = {"schedule": "embed", "held": True}
+    server: Any = Jobs(
+        Listed("now", app="embed", deployed="embed"),
+        Listed("old", app="embed", deployed="embed"),
+        Listed("other app", app="count", deployed="count"),
+        Listed("of app.run()", app="embed"),
+        Listed("nightly", revision="r2", function="nightly", **repeats),  # type: ignore[arg-type]
+        Listed("twice", revision="r2", function="nightly", **repeats),  # type: ignore[arg-type]
+        Listed("older", revision="r1", function="weekly", **repeats),  # type: ignore[arg-type]
+        Listed("oldest", **repeats),  # type: ignore[arg-type]
+        Listed("a run", schedule="embed", revision="r1", function="weekly"),
+    )
+    old, known = deployed.sort_jobs(server, "team", "embed", "r2")
+    assert (old, known) == (["old", "twice", "older", "oldest"], {"nightly"})

@@ -163,16 +163,21 @@ def stop(app: str, project: str) -> None:
 def remove(app: str, project: str) -> None:
     """Remove an app with its schedules and its calls, and stop its jobs."""
     from cavvy.capabilities.functions import wire
-    from cavvy.capabilities.functions.deployed import list_schedules
+    from cavvy.capabilities.functions.deployed import list_own_jobs
+    from cavvy.client import ApiError
 
     with session() as client:
-        found = wire.read_app(client, project, app)
-        wire.delete_app(client, project, app)
-        for each in (
-            *_list_running(client, project, found),
-            *list_schedules(client, project, app),
-        ):
-            client.stop(project, each, reason="the app was removed")
+        jobs: list[str] = []
+        try:
+            jobs += _list_running(client, project, wire.read_app(client, project, app))
+            wire.delete_app(client, project, app)
+        except ApiError as error:
+            # another `rm` may have ended before it stopped the jobs
+            if error.code != "app-not-found" or not list_own_jobs(client, project, app):
+                raise
+        own = [each.id for each in list_own_jobs(client, project, app)]
+        for job in {*jobs, *own}:
+            client.stop(project, job, reason="the app was removed")
     text_out(f"{app} was removed")
 
 

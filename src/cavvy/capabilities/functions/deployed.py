@@ -34,6 +34,7 @@ from cavvy.capabilities.functions.stored_calls import CallKeeper
 from cavvy.client.client import ApiClient
 from cavvy.client.errors import ApiError
 from cavvy.client.paths import read_time
+from cavvy.client.wire import JobListing
 from cavvy.sdk.connections import Connections
 from cavvy.sdk.errors import InvalidArgument, JobNotFound
 from cavvy.sdk.submission import SentTask, SubmitOptions, prepare_task
@@ -43,7 +44,10 @@ if TYPE_CHECKING:
     import hashlib
 
 SendTask = Callable[[Task, Mapping[str, Path], str], SentTask]
-_SCHEDULE = "cavvy-schedule"  # the tag of jobs that repeat
+# tags with the name of the app: of jobs that repeat, and of those that take calls
+_SCHEDULE, _DEPLOYED = "cavvy-schedule", "cavvy-deployed"
+_REVISION, _FUNCTION = "cavvy-revision", "cavvy-function"  # tags of jobs that repeat
+_PAGE = 200  # jobs
 _FRESH_S = 60.0  # for which another program may still be about to submit a job whose ID it has
 
 
@@ -207,8 +211,8 @@ def submit_part(
 
 
 def deploy_app(app: App, project: str | None, *, consent: bool) -> DeployedRevision:
-    """Store a revision of an app, and stop the jobs and schedules of the one before. Raises
-    CavvyError.
+    """Store a revision of an app, stop what belongs to others, and submit the schedules that are
+    missing: also those that a deployment which was interrupted has left. Raises CavvyError.
     """
     if not app.place.file:
         raise InvalidArgument(f"the app {app.name} is in no file", "write it into a file")
@@ -223,22 +227,52 @@ def deploy_app(app: App, project: str | None, *, consent: bool) -> DeployedRevis
             for key, mine in group_functions(app).items()
         ]
         schedules = {
-            each.name: send(*make_scheduled(app, each), "")
+            each.name: make_scheduled(app, each)
             for each in app.functions.values()
             if each.options.schedule is not None
         }
+        for task, files in schedules.values():
+            send(task, files, "")
         made = revision.hexdigest()[:12]
         changed = before is None or before.parts[0].revision != made
+        replaced: Sequence[str] = ()
         if changed:
             ask = wire.AppAsk(revision=made, parts=parts, user=getpass.getuser())
             # also the jobs that were started since the app was read
-            old = wire.put_app(connection, chosen, app.name, ask).replaced
-            for job in (*old, *list_schedules(connection, chosen, app.name)):
-                with suppress(ApiError):
-                    connection.stop(chosen, job, reason=f"revision {made} was deployed")
-            for sent in schedules.values():
-                _submit(connection, sent, chosen, consent=consent)
+            replaced = wire.put_app(connection, chosen, app.name, ask).replaced
+        old, known = sort_jobs(connection, chosen, app.name, made)
+        for job in {*replaced, *old}:
+            with suppress(ApiError):
+                connection.stop(chosen, job, reason=f"revision {made} was deployed")
+        for name in schedules.keys() - known:
+            task, files = schedules[name]
+            task = task.replace(tags={_REVISION: made, _FUNCTION: name})
+            options = SubmitOptions(project=chosen, files=files)
+            sent = prepare_task(connection, task, options, None, connections.default_project)
+            _submit(connection, sent, chosen, consent=consent)
     return DeployedRevision(chosen, made, list(app.functions), list(schedules), changed)
+
+
+def sort_jobs(
+    connection: ApiClient, project: str, app: str, revision: str
+) -> tuple[list[str], set[str]]:
+    """Return the IDs of the app's jobs that do not belong to this revision, and the functions whose
+    schedules of this revision exist.
+    """
+    listed = list_own_jobs(connection, project, app)
+    found = _read_before(connection, project, app)  # after the jobs: each was claimed before
+    current = {each.job for each in found.parts} if found is not None else set()
+    old, known = [], set[str]()
+    for each in listed:
+        name = each.tags.get(_FUNCTION, "")
+        if _SCHEDULE not in each.tags:
+            is_own = each.id in current
+        else:
+            is_own = each.tags.get(_REVISION) == revision and name not in known
+            known |= {name} if is_own else set()
+        if not is_own:
+            old.append(each.id)
+    return old, known
 
 
 def make_scheduled(app: App, function: Function) -> tuple[Task, dict[str, Path]]:
@@ -289,7 +323,8 @@ def _make_part(
     path = meet.rpartition(":")[0]
     if before is not None and (secret := before.parts[0].meet.rpartition(":")[2]):
         meet = f"{path}:{secret}"  # as part of the files, another key would be another revision
-    sent = send(*make_task(app, key, [], idle_s, meet=meet), path)
+    task, files = make_task(app, key, [], idle_s, meet=meet)
+    sent = send(task.replace(tags={_DEPLOYED: app.name}), files, path)
     return wire.AppPartAsk(
         text=sent.text,
         origin=Raw(encode(sent.origin)),
@@ -343,13 +378,18 @@ def _read_before(connection: ApiClient, project: str, app: str) -> wire.Deployed
         return None
 
 
-def list_schedules(connection: ApiClient, project: str, app: str) -> list[str]:
-    """Return the IDs of the app's jobs that repeat."""
-    found: list[str] = []
+def list_own_jobs(connection: ApiClient, project: str, app: str) -> list[JobListing]:
+    """Return the deployed app's jobs that take calls and those that repeat, without their runs."""
+    found: list[JobListing] = []
     cursor: str | None = None
     while True:
-        page = connection.jobs(project, phases=("queued",), cursor=cursor)
-        found += [each.id for each in page.jobs if each.held and each.tags.get(_SCHEDULE) == app]
+        page = connection.jobs(
+            project, phases=("queued", "starting", "running"), cursor=cursor, limit=_PAGE
+        )
+        for each in page.jobs:
+            repeats = each.held and each.tags.get(_SCHEDULE) == app
+            if repeats or each.tags.get(_DEPLOYED) == app:
+                found.append(each)
         cursor = page.cursor
         if cursor is None:
             return found
