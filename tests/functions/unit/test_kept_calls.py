@@ -14,6 +14,8 @@ from cavvy.capabilities.functions.frames import CallFrames, Head, WrongFrame, pa
 from cavvy.capabilities.functions.payload import JsonCodec, PickleCodec
 from cavvy.capabilities.functions.rows import EndedCall, FunctionCallRow
 from cavvy.capabilities.functions.stored_calls import read_kept
+from cavvy.capabilities.functions.tunnel import _read_address
+from cavvy.client.tunnel import RemoteError
 
 
 class Owner:
@@ -65,24 +67,74 @@ async def test_long_results_wait_for_memory(monkeypatch: pytest.MonkeyPatch) -> 
     assert writer.list_numbers("fetch") == [1, 2]
 
 
+LONG: Head = {"op": "done", "id": 1, "file": True, "size": 9}
+PIECE: Head = {"op": "piece", "id": 1, "more": True}
+
+
 @pytest.mark.parametrize(
-    "head",
+    "frames",
     [
-        {"id": 1},
-        {"op": "done", "id": [1]},
-        {"op": "done", "id": 1, "file": True},
-        {"op": "done", "id": 1, "file": True, "size": "many"},
-        {"op": "piece", "id": 1, "more": False},
+        [({"id": 1}, b"")],
+        [({"op": "done", "id": [1]}, b"")],
+        [({"op": "done", "id": 1, "file": True}, b"")],
+        [({**LONG, "size": "many"}, b"")],
+        [({**LONG, "size": float("inf")}, b"")],
+        [({**LONG, "size": -1}, b"")],
+        [(LONG, b""), (LONG, b"")],
+        [({**LONG, "id": 2}, b""), (LONG, b""), (LONG, b"")],  # the second one waits
+        [(LONG, b""), (PIECE, b"12345"), (PIECE, b"67890")],
+        [({"op": "piece", "id": 1, "more": False}, b"")],
+        [({"op": "done", "id": 1}, bytes(200_000))],
     ],
 )
-async def test_a_hostile_broker_only_loses_its_connection(head: Head) -> None:
-    session, owner, _ = make_session(1)
+async def test_a_hostile_broker_only_loses_its_connection(
+    frames: list[tuple[Head, bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And fills no memory before that."""
+    monkeypatch.setattr(dispatcher, "MOST_HELD", 10)
+    session, owner, _ = make_session(2)
     session._reader = asyncio.StreamReader()
-    session._reader.feed_data(pack(head))
+    for each in frames:
+        session._reader.feed_data(pack(*each))
     session._reader.feed_eof()
     with pytest.raises(WrongFrame):
         await session._read()
     assert owner.stored == []
+
+
+async def test_a_call_that_ends_otherwise_keeps_no_part_of_its_result() -> None:
+    session, owner, _ = make_session(1)
+    for head, body in ((LONG, b""), (PIECE, b"12345"), ({"op": "failed", "id": 1}, b"")):
+        session._hear(head, body)
+    assert not any((session._fetched, session._long, session._waiting))
+    await session._put_ended()
+    assert (owner.stored[0].state, session._held) == ("failed", {})
+
+
+class Said:
+    """Stands for a tunnel to a node whose command prints these pieces."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self.pieces = [*pieces]
+
+    async def run(self, **_: object) -> "Said":
+        return self
+
+    async def read(self) -> tuple[int, bytes] | None:
+        return (0, self.pieces.pop(0)) if self.pieces else None
+
+
+async def test_the_address_of_a_broker_is_short() -> None:
+    said: Any = Said(b'{"port": 80, ', b'"key": "k"}')
+    assert await _read_address(said) == (80, "k")
+    said = Said(*[bytes(1000)] * 100)
+    with pytest.raises(RemoteError, match="no address of the broker"):
+        await _read_address(said)
+    assert len(said.pieces) == 95
+    for wrong in (b"", b"[1]", b"{}", b'{"port": [], "key": ""}', b"\xff", b"[" * 4000):
+        said = Said(wrong)
+        with pytest.raises(RemoteError, match="no address of the broker"):
+            await _read_address(said)
 
 
 async def test_results_for_callers_by_json_must_be_json() -> None:

@@ -8,12 +8,11 @@ knows by a call's ID that it runs or has ended already.
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.json import decode, encode
 
@@ -367,6 +366,13 @@ class AppCalls:
         )
 
 
+class LongResult(NamedTuple):
+    """What a broker says of a result that lies in a file of the node."""
+
+    size: int
+    ran_s: float | None
+
+
 class BrokerSession:
     """A connection to a broker: sends calls and stores their results until none waits for long."""
 
@@ -389,8 +395,8 @@ class BrokerSession:
         self._json: set[int] = set()
         self._numbers: dict[str, int] = {}
         self._fetched: dict[int, bytearray] = {}
-        self._heads: dict[int, Head] = {}  # how calls ended whose result is being read
-        self._waiting: deque[tuple[int, Head]] = deque()  # those whose result is read later
+        self._long: dict[int, LongResult] = {}  # those that are being read
+        self._waiting: dict[int, LongResult] = {}  # those that are read later
         self._held: dict[int, int] = {}  # bytes of long results that are not stored yet
         self._ended: list[tuple[int, EndedCall]] = []
         self._news, self._results = asyncio.Event(), asyncio.Event()
@@ -486,27 +492,35 @@ class BrokerSession:
             for head, body in frames.feed(data):
                 try:
                     self._hear(head, body)
-                except (KeyError, TypeError, ValueError) as error:
+                except (KeyError, TypeError, ValueError, OverflowError) as error:
                     raise WrongFrame(f"a frame of the broker: {error!r}") from error
         raise ConnectionResetError("the broker has ended")
 
     def _hear(self, head: Head, body: bytes) -> None:
         op, number = head["op"], int(head.get("id", 0))
+        if len(body) > MOST_BYTES:
+            raise WrongFrame("a body is longer than a broker sends")
         if number not in self._open:
             return
         if op == "piece":
-            self._fetched[number] += body
-            if len(self._fetched[number]) > MOST_RESULT:
+            found = self._fetched[number]
+            found += body
+            if len(found) > self._long[number].size:
                 raise WrongFrame("a result is longer than was said")
             if not head["more"]:
-                self._end(number, self._heads.pop(number), bytes(self._fetched.pop(number)))
+                told = {"op": "done", "ran_s": self._long[number].ran_s}
+                self._end(number, told, bytes(found))
         elif op == "done" and head.get("file"):
-            if int(head["size"]) > MOST_RESULT:
-                text = f"the result has {int(head['size']):,} bytes, and at most {MOST_RESULT:,} "
+            if number in self._long or number in self._waiting:
+                raise WrongFrame("a call has ended twice")
+            if (size := int(head["size"])) < 0:
+                raise WrongFrame(f"a result of {size} bytes")
+            if size > MOST_RESULT:
+                text = f"the result has {size:,} bytes, and at most {MOST_RESULT:,} "
                 text += "are kept: write it to a volume or a bucket, and return where"
                 self._end(number, {"op": "failed", "kind": "NotSendable", "text": text}, b"")
                 return
-            self._waiting.append((number, head))
+            self._waiting[number] = LongResult(size, read_seconds(head))
             self._fetch_more()
         elif op in ("done", "failed"):
             self._end(number, head, body)
@@ -517,22 +531,16 @@ class BrokerSession:
 
     def _fetch_more(self) -> None:
         """Ask for results that lie in files of the node, as many as memory is meant for."""
-        while self._waiting:
-            number, head = self._waiting[0]
-            size = int(head["size"])
-            if self._held and sum(self._held.values()) + size > MOST_HELD:
+        for number, long in [*self._waiting.items()]:
+            if self._held and sum(self._held.values()) + long.size > MOST_HELD:
                 return
-            self._waiting.popleft()
-            self._heads[number], self._fetched[number] = head, bytearray()
-            self._held[number] = size
+            self._long[number], self._fetched[number] = self._waiting.pop(number), bytearray()
+            self._held[number] = long.size
             self._writer.write(pack({"op": "fetch", "id": number}))
 
     def _end(self, number: int, head: Head, body: bytes) -> None:
         """Note how a call has ended."""
-        ran_s = head.get("ran_s")
-        if not isinstance(ran_s, int | float) or not 0 <= ran_s < _LONGEST_S:
-            ran_s = None
-        end = wire.CallEnd(ran_s=ran_s)
+        end = wire.CallEnd(ran_s=read_seconds(head))
         state = DONE
         if head["op"] == "failed":
             state = FAILED
@@ -546,6 +554,9 @@ class BrokerSession:
         elif number in self._json and not is_json(body):
             state, body = FAILED, b""
             end = wire.CallEnd(kind="CallFailed", text="the result is no JSON", ran_s=end.ran_s)
+        self._fetched.pop(number, None)
+        self._long.pop(number, None)
+        self._waiting.pop(number, None)
         call = self._open.pop(number)
         self._ended.append((number, EndedCall(call, state, encode(end).decode(), body)))
         self._results.set()
@@ -575,6 +586,12 @@ class BrokerSession:
             self._writer.write(pack({"op": "confirm", "id": number}))
         self._fetch_more()
         self._news.set()
+
+
+def read_seconds(head: Head) -> float | None:
+    """Return how long a call ran, if the broker says it."""
+    found = head.get("ran_s")
+    return found if isinstance(found, int | float) and 0 <= found < _LONGEST_S else None
 
 
 def is_json(data: bytes) -> bool:

@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
 
 from cavvy.capabilities.functions.errors import WorkerLost
 from cavvy.capabilities.functions.frames import pack
@@ -14,6 +13,7 @@ from cavvy.client.tunnel import NodeTunnel, RemoteError, TunnelLost, join, open_
 from cavvy.sdk.connections import Connections
 
 _ADDRESS = ".cavvy/functions/address.json"
+_MOST_ADDRESS = 4096  # bytes
 _OPEN_S = 90.0
 _WAIT = (
     f"for i in $(seq 600); do test -s {_ADDRESS} && exec cat {_ADDRESS}; sleep 0.1; done; exit 1"
@@ -73,18 +73,28 @@ async def reach_broker(tunnel: NodeTunnel, opened: Callable[[socket.socket], obj
     until one side ends. Raises TunnelLost, RemoteError.
     """
     async with tunnel:
-        address = await _read_address(tunnel)
-        channel = await tunnel.connect("127.0.0.1", int(address["port"]))
+        port, key = await _read_address(tunnel)
+        channel = await tunnel.connect("127.0.0.1", port)
         ours, theirs = socket.socketpair()
-        ours.sendall(pack({"op": "hello", "id": 0, "key": address["key"]}))
+        ours.sendall(pack({"op": "hello", "id": 0, "key": key}))
         reader, writer = await asyncio.open_connection(sock=theirs)
         opened(ours)
         await join(channel, reader, writer)
 
 
-async def _read_address(tunnel: NodeTunnel) -> Any:
+async def _read_address(tunnel: NodeTunnel) -> tuple[int, str]:
+    """Return the port and the key of the broker. Raises RemoteError: the node is the app's."""
     channel = await tunnel.run(argv=["sh", "-c", _WAIT])
     data = b""
-    while (piece := await channel.read()) is not None:
-        data += piece[1]
-    return json.loads(data)
+    try:
+        async with asyncio.timeout(_OPEN_S):
+            while (piece := await channel.read()) is not None:
+                data += piece[1]
+                if len(data) > _MOST_ADDRESS:
+                    raise ValueError(f"more than {_MOST_ADDRESS} bytes")
+        found = json.loads(data)
+        return int(found["port"]), str(found["key"])
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        raise RemoteError(f"{_ADDRESS} has no address of the broker: {error}") from error
+    except TimeoutError as error:
+        raise RemoteError(f"{_ADDRESS} was not read within {_OPEN_S:g} s") from error
