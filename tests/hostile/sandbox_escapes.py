@@ -496,6 +496,31 @@ def _() -> str:
     return ""
 
 
+@attempt("shared-mapping")
+def _() -> object:
+    return len(mmap.mmap(-1, HUNT["memory_mib"] + 1 << 20))
+
+
+@attempt("shared-mapping-of-a-device")
+def _() -> object:
+    return len(mmap.mmap(os.open("/dev/zero", os.O_RDWR), 1 << 20))
+
+
+@attempt("huge-pages")
+def _() -> object:
+    private, huge = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0x40000
+    return len(mmap.mmap(-1, 2 << 20, flags=private | huge))
+
+
+@attempt("own-listener")
+def _() -> str:
+    """Who answers the questions of a filter could allow what the sandbox's own asks about."""
+    program = struct.pack("<HBBI", 0x06, 0, 0, 0x7FFF0000)
+    buffer = ctypes.create_string_buffer(program, len(program))
+    header = struct.pack("@HP", 1, ctypes.addressof(buffer))
+    return f"returned {call(317, 277, long(1), long(8), header)}"
+
+
 def _fill(folder: str) -> str:
     size = 0
     path = f"{folder}/fill"

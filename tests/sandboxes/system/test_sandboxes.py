@@ -194,6 +194,66 @@ def test_memory_processes_and_disk_are_limited(host: DirectHost) -> None:
         assert sum(each.size for each in made.ls()) <= 8 << 20
 
 
+PIECES = """
+import ctypes, mmap
+libc = ctypes.CDLL(None)
+libc.mmap.restype, libc.munmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t]
+for _ in range(32):
+    at = libc.mmap(None, 4 << 20, 3, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, -1, 0)
+    if at == ctypes.c_void_p(-1).value:
+        raise MemoryError
+    ctypes.memset(at, 1, 4 << 20)
+    libc.munmap(at + 4096, (4 << 20) - 4096)
+"""
+SEMAPHORES = """
+import ctypes
+for _ in range(48):
+    assert ctypes.CDLL(None).semget(0, 32000, 0o600) >= 0
+"""
+THREADS = """
+import ctypes, os, threading, time
+for _ in range(3):
+    if os.fork() == 0:
+        threading.Thread(target=lambda: [b"x" * (30 << 20), time.sleep(60)]).start()
+        ctypes.CDLL(None).syscall(93 if os.uname().machine == "aarch64" else 60, 0)
+"""
+
+
+@pytest.mark.parametrize("program", [PIECES, SEMAPHORES, THREADS])
+def test_memory_that_is_in_no_process_is_counted(host: DirectHost, program: str) -> None:
+    with host.create(memory="64MB", processes=16) as made:
+        held = made.exec("python3", "-c", f"{program}\nimport time; time.sleep(60)")
+        held.wait()
+        assert held.why == "memory" or "MemoryError" in held.stderr.read()
+
+
+def test_memory_is_counted_when_the_programs_have_ended(host: DirectHost) -> None:
+    fork = "import os\nfor _ in range(3): os.fork() or [b'x' * (30 << 20), input()]"
+    with host.create(memory="64MB") as made:
+        (first,) = find_inside(host)
+        daemons = ["sh", "-c", f'mkfifo never; python3 -c "{fork}" <>never >&2 & exit 0']
+        assert made.exec(*daemons).wait() == 0
+        wait_until(lambda: not list_children(first))
+
+
+def test_programs_share_memory(host: DirectHost) -> None:
+    program = (
+        "import mmap, os\n"
+        "for _ in range(3):\n"
+        "    shared = mmap.mmap(-1, 20 << 20)\n"
+        "    if os.fork() == 0:\n"
+        "        shared[:5] = b'child'\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+        "    print(shared[:5].decode(), flush=True)\n"
+    )
+    with host.create(memory="128MB") as made:
+        for _ in range(3):  # what ended programs had asked for is free again
+            done = made.exec("python3", "-c", program)
+            assert done.stdout.read() == "child\n" * 3, done.stderr.read()
+            assert done.wait() == 0
+
+
 def find_inside(host: DirectHost) -> list[int]:
     (zygote,) = list_children(host.process.pid)
     return list_children(zygote)

@@ -17,7 +17,7 @@ import socket
 import time
 from contextlib import suppress
 
-from cavvy.capabilities.sandboxes.on_node import file_calls, network, walls
+from cavvy.capabilities.sandboxes.on_node import file_calls, network, system_calls, walls
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ _CALM_LOOK_S = 1.0
 _CONNECT_S = 10.0
 _OPEN_FILES = 1024
 _MIB = 1 << 20
+# what only this process uses (`Documentation/filesystems/proc.rst`); shared memory is counted else
+_OWN_MEMORY = (b"RssAnon:", b"VmSwap:", b"VmPTE:")
+# bytes that the kernel takes for the numbers of each line, by their column, at least
+_SHARED_BY_KEY = {"shm": {3: 1}, "msg": {3: 1, 4: 64}, "sem": {3: 64}}
 
 
 def live(
@@ -43,9 +47,9 @@ def live(
     """Be the sandbox. Never returns."""
     try:
         walls.end_with_parent()
-        walls.close_in(made, options["disk_mib"], shown, is_root=is_root)
+        questions = walls.close_in(made, options["disk_mib"], shown, is_root=is_root)
         _limit(options)
-        _Inside(control, options).run()
+        _Inside(control, options, questions).run()
     except BaseException as error:  # noqa: BLE001 - this process must not go on as the zygote
         with suppress(OSError):
             control.send(json.dumps({"op": "broken", "text": f"{error}"}).encode()[:MOST_MESSAGE])
@@ -54,11 +58,13 @@ def live(
 
 
 class _Inside:
-    def __init__(self, control: socket.socket, options: dict[str, Any]) -> None:
-        self._control = control
+    def __init__(self, control: socket.socket, options: dict[str, Any], questions: int) -> None:
+        self._control, self._questions = control, questions
         self._until = time.monotonic() + options["timeout_s"]
         self._memory = options["memory_mib"] * _MIB
         self._programs: dict[int, int] = {}  # the number of each program, by its process ID
+        self._shared = 0  # bytes of shared memory that programs have asked for
+        self._alive = False  # whether there is any process but this
         self._memory_over = False
         self._network = bool(options["network"])
 
@@ -69,19 +75,24 @@ class _Inside:
         poll = select.poll()
         poll.register(awake, select.POLLIN)
         poll.register(self._control, select.POLLIN)
+        if self._questions >= 0:
+            poll.register(self._questions, select.POLLIN)
         self._say_ready()
         look_at = 0.0
         while True:
             now = time.monotonic()
             if now >= self._until:
                 return
-            if self._programs and now >= look_at:
+            if self._alive and now >= look_at:
                 look_at = now + self._look()
-            until = min(self._until, look_at) if self._programs else self._until
+            until = min(self._until, look_at) if self._alive else self._until
             for fd, _ in poll.poll(max(1, int((until - now) * 1000))):
                 if fd == awake:
                     with suppress(BlockingIOError):
                         os.read(awake, 512)
+                elif fd == self._questions:
+                    left = self._memory - self._shared
+                    self._shared += system_calls.answer_mapping(self._questions, left)
                 elif not self._obey():
                     return
             self._reap()
@@ -117,7 +128,7 @@ class _Inside:
     def _start(self, message: dict[str, Any], fds: list[int]) -> None:
         if (pid := os.fork()) == 0:
             _become(message, fds)
-        self._programs[pid] = message["number"]
+        self._programs[pid], self._alive = message["number"], True
 
     def _kill(self, number: int, name: int) -> None:
         for pid, known in self._programs.items():
@@ -138,7 +149,9 @@ class _Inside:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
+            except ChildProcessError:  # orphans are children of this process, too
+                self._alive = self._memory_over = False
+                self._shared = 0
                 return
             if not pid:
                 return
@@ -151,7 +164,7 @@ class _Inside:
 
     def _look(self) -> float:
         """End the programs if they use too much memory. Return when to look again, in seconds."""
-        used = _count_memory()
+        used = _count_memory() + self._shared
         if used > self._memory:
             self._memory_over = True
             with suppress(ProcessLookupError):
@@ -224,15 +237,35 @@ def _limit(options: dict[str, Any]) -> None:
 
 
 def _count_memory() -> int:
-    """Return the bytes of memory that programs and shared segments of this sandbox use."""
+    """Return the bytes of memory that programs and files of this sandbox use, and what they share
+    by keys; not the shared memory that they have asked for.
+    """
     total = 0
     for name in os.listdir("/proc"):
         if name.isdigit() and name != "1":
-            with suppress(OSError, ValueError), open(f"/proc/{name}/statm", "rb") as file:
-                _, resident, shared, *_ = file.read().split()
-                total += int(resident) - int(shared)
-    pages = total * resource.getpagesize()
-    with suppress(OSError, ValueError), open("/proc/sysvipc/shm", "rb") as file:
-        pages += sum(int(line.split()[3]) for line in file.readlines()[1:])
+            total += _count_process(f"/proc/{name}")
+    for kind, columns in _SHARED_BY_KEY.items():
+        with suppress(OSError, ValueError), open(f"/proc/sysvipc/{kind}", "rb") as file:
+            for line in file.readlines()[1:]:
+                fields = line.split()
+                total += sum(int(fields[at]) * size for at, size in columns.items())
     disk = os.statvfs("/tmp")
-    return pages + (disk.f_blocks - disk.f_bfree) * disk.f_bsize
+    return total + (disk.f_blocks - disk.f_bfree) * disk.f_bsize
+
+
+def _count_process(folder: str) -> int:
+    """Return the bytes that a process uses. If its first thread has ended, another one tells."""
+    with suppress(OSError):
+        if used := _read_used(f"{folder}/status"):
+            return used
+        for name in os.listdir(f"{folder}/task"):
+            with suppress(OSError):
+                if used := _read_used(f"{folder}/task/{name}/status"):
+                    return used
+    return 0
+
+
+def _read_used(path: str) -> int:
+    with open(path, "rb") as file:
+        lines = [line.split() for line in file if line.startswith(_OWN_MEMORY)]
+    return sum(int(each[1]) << 10 for each in lines)

@@ -9,6 +9,7 @@ than this list fail with ENOSYS, as on an older kernel. The numbers are those of
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import struct
 
@@ -87,6 +88,8 @@ REFUSED = {
 ABSENT = {"clone3": (435, 435), "memfd_create": (319, 279), "memfd_secret": (447, 447)}
 _SOCKET, _SOCKETPAIR, _CLONE = (41, 198), (53, 199), (56, 220)
 _IOCTL, _PERSONALITY = (16, 29), (135, 92)
+_MMAP, _SECCOMP = (9, 222), (317, 277)
+_SHARED, _ANONYMOUS, _HUGE = 0x1, 0x20, 0x40000  # flags of mmap
 _NEWEST = 462  # mseal; calls with greater numbers are newer than this list
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _X32 = 0x40000000
@@ -94,12 +97,18 @@ _SPACES = 0x7E020000  # the flags of clone for new namespaces
 # TIOCSTI types into a terminal, TIOCLINUX pastes, TIOCSETD loads a line discipline
 _TERMINALS = (0x5412, 0x541C, 0x5423)
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
-_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
+_EPERM, _ENOMEM, _EINVAL, _ENOSYS, _EAFNOSUPPORT = 1, 12, 22, 38, 97
 
 _LOAD, _EQUAL, _GREATER, _SET, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
-_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_ALLOW, _KILL, _ERRNO, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 _NUMBER, _ARCHITECTURE, _ARGUMENT = 0, 4, 16
 _SET_SECCOMP, _FILTER = 22, 2
+# `include/uapi/linux/seccomp.h`: who holds the listener decides on the calls that are asked for
+_SET_FILTER, _NEW_LISTENER, _CONTINUE = 1, 8, 1
+_RECEIVE, _SEND = 0xC0502100, 0xC0182101
+_QUESTION = struct.Struct("=QIIiIQ6Q")  # ID, process, flags; number, architecture, place, arguments
+_ANSWER = struct.Struct("=QqiI")  # ID, value, error, flags
+_PAGE = 4096
 
 
 def make_filter(machine: str) -> bytes:
@@ -125,20 +134,57 @@ def make_filter(machine: str) -> bytes:
                 ]
     lines += _when(_SOCKET[column], _check_family())
     lines += _when(_SOCKETPAIR[column], _allow_only(0, (_AF_UNIX,), _EAFNOSUPPORT))
-    lines += _when(_CLONE[column], _refuse_flags(_SPACES))
+    lines += _when(_CLONE[column], _refuse_flags(0, _SPACES))
+    lines += _when(_SECCOMP[column], _refuse_flags(1, _NEW_LISTENER))
+    lines += _when(_MMAP[column], _check_mapping())
     lines += _when(_IOCTL[column], _refuse_values(1, _TERMINALS))
     lines += _when(_PERSONALITY[column], _allow_only(0, (0, 0xFFFFFFFF), _EPERM))
     lines.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("<HBBI", *line) for line in lines)
 
 
-def install(program: bytes) -> None:
-    """Give this process and its later children the filter. Raises OSError."""
+def install(program: bytes) -> int:
+    """Give this process and its later children the filter. Return the file that has their questions
+    (`answer_mapping`), or -1 if the kernel has none: then what they ask for fails with ENOSYS.
+    Raises OSError.
+    """
     library = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(program, len(program))
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
-    if library.prctl(_SET_SECCOMP, _FILTER, ctypes.c_char_p(header), 0, 0):
+    number = ctypes.c_long(_SECCOMP[_ARCHITECTURES[find_machine()][0]])
+    filter_at = ctypes.c_char_p(header)
+    listener = int(library.syscall(number, _SET_FILTER, _NEW_LISTENER, filter_at))
+    if listener >= 0:
+        return listener
+    if library.prctl(_SET_SECCOMP, _FILTER, filter_at, 0, 0):
         raise OSError(ctypes.get_errno(), "the filter of system calls")
+    return -1
+
+
+def answer_mapping(listener: int, left: int) -> int:
+    """Let the next program that asks have the shared memory that it maps, unless this is more than
+    the bytes that are left. Return how many bytes it has got. The size is in a register, so it
+    cannot change any more.
+    """
+    asked = bytearray(_QUESTION.size)
+    try:
+        fcntl.ioctl(listener, _RECEIVE, asked)
+        number, *_, size = _QUESTION.unpack(asked)[:8]
+        size = -(-int(size) // _PAGE) * _PAGE
+        if size > left:
+            fcntl.ioctl(listener, _SEND, _ANSWER.pack(number, 0, -_ENOMEM, 0))
+            return 0
+        try:
+            fcntl.ioctl(listener, _SEND, _ANSWER.pack(number, 0, 0, _CONTINUE))
+        except OSError as error:
+            if error.errno != _EINVAL:
+                raise
+            # a kernel before Linux 5.5
+            fcntl.ioctl(listener, _SEND, _ANSWER.pack(number, 0, -_ENOSYS, 0))
+            return 0
+    except OSError:  # a signal has ended or interrupted the call; it asks again
+        return 0
+    return size
 
 
 def find_machine() -> str:
@@ -166,11 +212,27 @@ def _refuse_values(argument: int, values: tuple[int, ...]) -> list[tuple[int, in
     return [*lines, (_RETURN, 0, 0, _ALLOW)]
 
 
-def _refuse_flags(flags: int) -> list[tuple[int, int, int, int]]:
+def _refuse_flags(argument: int, flags: int) -> list[tuple[int, int, int, int]]:
     return [
-        (_LOAD, 0, 0, _ARGUMENT),
+        (_LOAD, 0, 0, _ARGUMENT + 8 * argument),
         (_SET, 0, 1, flags),
         (_RETURN, 0, 0, _ERRNO | _EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+
+
+def _check_mapping() -> list[tuple[int, int, int, int]]:
+    """Ask for shared memory without a file: it is in no process once most of it is unmapped, so
+    only its creation can be counted. Pages of a special size are not counted, so there are none.
+    """
+    return [
+        (_LOAD, 0, 0, _ARGUMENT + 8 * 3),
+        (_SET, 0, 1, _HUGE),
+        (_RETURN, 0, 0, _ERRNO | _ENOMEM),
+        (_SET, 1, 0, _ANONYMOUS),
+        (_RETURN, 0, 0, _ALLOW),
+        (_SET, 0, 1, _SHARED),
+        (_RETURN, 0, 0, _ASK),
         (_RETURN, 0, 0, _ALLOW),
     ]
 

@@ -110,7 +110,7 @@ def find_walls() -> Walls:
     return walls
 
 
-def build_template(folder: str, shown: list[str]) -> None:
+def build_template(walls: Walls, folder: str, shown: list[str]) -> None:
     """Build what sandboxes see in an own mount namespace, and make it the current folder. `shown`
     are more folders that they can read, such as Python's."""
     uid, gid = os.geteuid(), os.getegid()
@@ -143,12 +143,14 @@ def build_template(folder: str, shown: list[str]) -> None:
     for path in sorted(shown):
         if not any(_contains(f"/{each}", path) for each in _SYSTEM):
             _show(path)
-    _show_devices()
+    _show_devices(walls)
     _mount("none", ".", None, _REMOUNT | _BIND | _RDONLY | _NOSUID)
 
 
-def _show_devices() -> None:
+def _show_devices(walls: Walls) -> None:
     for name in _DEVICES:
+        if name == "zero" and not walls.landlock:  # nothing else keeps it from being written to
+            continue
         _write(f"dev/{name}", "")
         _mount(f"/dev/{name}", f"dev/{name}", None, _BIND)
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
@@ -180,9 +182,9 @@ def map_user(pid: int, number: int) -> None:
         _write(f"/proc/{pid}/oom_score_adj", "900")
 
 
-def close_in(walls: Walls, disk_mib: int, shown: list[str], *, is_root: bool) -> None:
+def close_in(walls: Walls, disk_mib: int, shown: list[str], *, is_root: bool) -> int:
     """Close this process, the first of its namespaces, in a sandbox. The current folder is the
-    template."""
+    template. Return the file with the questions of its programs (`system_calls.install`)."""
     if is_root:
         os.setgroups([])
     os.setresgid(USER, USER, USER)
@@ -196,7 +198,7 @@ def close_in(walls: Walls, disk_mib: int, shown: list[str], *, is_root: bool) ->
     prctl(_SET_DUMPABLE, 0)  # programs of the sandbox cannot read this process
     if walls.landlock:
         _restrict_files(walls.landlock)
-    system_calls.install(walls.filter)
+    return system_calls.install(walls.filter)
 
 
 def _build_root(disk_mib: int, shown: list[str]) -> None:
@@ -267,10 +269,10 @@ def _restrict_files(version: int) -> None:
         _allow(rules, "/", reading)
         for path in _COVERED:
             _allow(rules, f"/{path}", handled & ~_IOCTL)
-        for path in (*(f"/dev/{name}" for name in _DEVICES), "/dev/pts"):
-            whole = os.path.isdir(path)
-            allowed = (reading | _WRITE_FILE | _IOCTL & handled) if whole else in_file
-            _allow(rules, path, allowed)
+        for name in _DEVICES:
+            # who can write to `zero` can map memory that no process has
+            _allow(rules, f"/dev/{name}", in_file & ~(_WRITE_FILE if name == "zero" else 0))
+        _allow(rules, "/dev/pts", reading | _WRITE_FILE | _IOCTL & handled)
         if _libc.syscall(_LANDLOCK_RESTRICT, rules, 0):
             raise OSError(ctypes.get_errno(), "Landlock")
     finally:
