@@ -13,7 +13,9 @@ from tests.sandboxes.direct_host import DirectHost, start_host
 from tests.waits import wait_until
 
 from cavvy.capabilities.sandboxes.errors import SandboxEnded, SandboxFileError, SandboxNotFound
+from cavvy.capabilities.sandboxes.options import SandboxOptions
 from cavvy.capabilities.sandboxes.sandbox import Sandbox
+from cavvy.sdk.errors import CavvyError
 
 pytestmark = pytest.mark.system
 
@@ -252,6 +254,22 @@ def test_programs_share_memory(host: DirectHost) -> None:
             done = made.exec("python3", "-c", program)
             assert done.stdout.read() == "child\n" * 3, done.stderr.read()
             assert done.wait() == 0
+
+
+def test_a_create_that_cannot_be_done_stops_no_other(host: DirectHost) -> None:
+    usual = SandboxOptions().to_wire()
+    for wrong in (
+        {**usual, "env": {"X": "\u4e2d" * 40_000}},
+        {**usual, "network": ["x" * 250] * 1000},
+        {**usual, "cpu": "x"},
+        {"isolation": "best"},
+    ):
+        with pytest.raises(CavvyError):
+            host.link.ask("create", 20, options=wrong)
+    with host.create() as made:
+        assert made.exec("echo", "there").stdout.read() == "there\n"
+        assert made.wait(timeout=0.01) == ""
+    assert [each for each in host.link.ask("list")["sandboxes"] if each["state"] != "ended"] == []
 
 
 def find_inside(host: DirectHost) -> list[int]:

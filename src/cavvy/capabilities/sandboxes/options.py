@@ -1,5 +1,6 @@
 """The options of sandboxes, and how they become keys of a host's task."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -84,8 +85,9 @@ def check_variables(what: str, values: Mapping[str, str]) -> dict[str, str]:
             raise _wrong(what, {name: value}, "names and values are texts")
         if not name or "=" in name or "\0" in name + value:
             raise _wrong(what, {name: value}, "a name has no =, and neither has a zero byte")
-    if sum(len(name) + len(value) for name, value in found.items()) > _MOST_VARIABLES:
-        raise InvalidArgument(f"{what} has more than {_MOST_VARIABLES >> 10} KiB")
+    if len(json.dumps(found)) > _MOST_VARIABLES:  # as the host gets it
+        hint = "send large values as files, by `write_file` (as JSON, most letters take one byte)"
+        raise InvalidArgument(f"{what} has more than {_MOST_VARIABLES >> 10} KiB as JSON", hint)
     return found
 
 

@@ -234,13 +234,13 @@ class HostedSandbox:
         self._number += 1
         ends: list[int] = []
         ours: list[int] = []
-        for _ in range(3):
-            reader, writer = os.pipe2(os.O_CLOEXEC)
-            ends.append(reader if not ends else writer)
-            ours.append(writer if not ours else reader)
         try:
+            for _ in range(3):
+                reader, writer = os.pipe2(os.O_CLOEXEC)
+                ends.append(reader if not ends else writer)
+                ours.append(writer if not ours else reader)
             self._say({**message, "number": self._number}, ends)
-        except HostRefusal:
+        except BaseException:
             for each in ours:
                 os.close(each)
             raise
@@ -255,9 +255,10 @@ class HostedSandbox:
         """Return a connection to a port of the sandbox. Raises HostRefusal."""
         self._number += 1
         number = self._number
-        self._connects[number] = self.host.loop.create_future()
         self._say({"op": "connect", "number": number, "port": port})
-        return await self._connects[number]
+        waiting: asyncio.Future[int] = self.host.loop.create_future()
+        self._connects[number] = waiting
+        return await waiting
 
     def kill(self, number: int, name: int) -> None:
         self._say({"op": "kill", "number": number, "signal": name})
@@ -265,7 +266,7 @@ class HostedSandbox:
     def end(self, why: str) -> None:
         """End the sandbox, soon."""
         self._why = self._why or why
-        self.host.tell_zygote({"op": "end", "name": self.name})
+        self.host.tell_zygote(encode({"op": "end", "name": self.name}))
 
     def note_end(self, *, late: bool) -> None:
         """Note that the sandbox has ended, as its zygote says."""
@@ -323,7 +324,7 @@ class HostedSandbox:
                 self.end("lost" if time.monotonic() < self.until else "timeout")
                 return
             self._take(json.loads(data), fds)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, LookupError, TypeError, OSError, RecursionError):
             self.end("broken")
         finally:
             for fd in fds:
@@ -351,7 +352,10 @@ class HostedSandbox:
             if len(fds) != 1 or not stat.S_ISSOCK(os.fstat(fds[0]).st_mode):
                 raise ValueError("no socket")
             if not waiting.done():
-                waiting.set_result(os.dup(fds[0]))
+                try:
+                    waiting.set_result(os.dup(fds[0]))
+                except OSError as error:
+                    waiting.set_exception(HostRefusal("SandboxError", str(error)))
         elif op == "failed":
             number, text = int(message["number"]), str(message["text"])[:1000]
             if number in self._connects:
@@ -372,7 +376,7 @@ class HostedSandbox:
         if self.over.done():
             raise HostRefusal("SandboxEnded", f"the sandbox {self.name} has ended ({self._why})")
         try:
-            send(self._control, message, fds)
+            send(self._control, encode(message), fds)
         except BlockingIOError:
             text = "too many programs start in this sandbox at the same time"
             raise HostRefusal("SandboxError", text) from None
@@ -488,6 +492,10 @@ class HostCaller(asyncio.Protocol):
             found = await self._host.answer(self, op, number, head)
         except HostRefusal as error:
             self.send({"op": "failed", "id": number, "kind": error.kind, "text": str(error)})
+        except Exception as error:  # noqa: BLE001 - who asks would wait for ever
+            say(f"{op} failed: {error!r}")
+            text = f"the host of the sandboxes could not do this: {error!r}"
+            self.send({"op": "failed", "id": number, "kind": "SandboxError", "text": text})
         else:
             self.send({"op": "reply", "id": number, **found})
 
@@ -507,7 +515,8 @@ class SandboxHost:
         self._tasks: set[asyncio.Task[None]] = set()
         self._used_at = time.monotonic()
         self._starting = asyncio.Semaphore(_MOST_STARTING)
-        self._untold: deque[tuple[Head, list[int]]] = deque()  # what the zygote has not taken
+        # what the zygote has not taken: a message, its files, and the sandbox that it makes
+        self._untold: deque[tuple[bytes, list[int], HostedSandbox | None]] = deque()
 
     async def run(self) -> None:
         """Serve until no sandbox has been there for long."""
@@ -535,23 +544,28 @@ class SandboxHost:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def tell_zygote(self, message: Head, fds: tuple[int, ...] = ()) -> None:
-        """Send a message to the zygote, as soon as it takes it."""
-        self._untold.append((message, [os.dup(fd) for fd in fds]))
+    def tell_zygote(
+        self, data: bytes, fds: tuple[int, ...] = (), makes: HostedSandbox | None = None
+    ) -> None:
+        """Send a message (`encode`) to the zygote, as soon as it takes it."""
+        self._untold.append((data, [os.dup(fd) for fd in fds], makes))
         if len(self._untold) == 1:
             self._tell_zygote()
 
     def _tell_zygote(self) -> None:
         while self._untold:
-            message, fds = self._untold[0]
+            data, fds, makes = self._untold[0]
             try:
-                send(self._control, message, fds)
+                send(self._control, data, fds)
             except BlockingIOError:
                 self.loop.add_writer(self._control, self._tell_zygote)
                 return
-            except OSError:
-                self._over.set()
-                return
+            except OSError as error:
+                if makes is None or isinstance(error, ConnectionError):
+                    self._over.set()
+                    return
+                say(f"the sandbox {makes.name} was not made: {error}")
+                makes.note_end(late=False)
             self._untold.popleft()
             for fd in fds:
                 os.close(fd)
@@ -605,10 +619,20 @@ class SandboxHost:
 
     async def _start_sandbox(self, options: Head) -> Head:
         name = secrets.token_hex(8)
+        data = encode({"op": "create", "name": name, "options": options})
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        made = self._sandboxes[name] = HostedSandbox(self, name, options, ours)
         with theirs:
-            self.tell_zygote({"op": "create", "name": name, "options": options}, (theirs.fileno(),))
+            try:
+                made = HostedSandbox(self, name, options, ours)
+            except BaseException:
+                ours.close()
+                raise
+            self._sandboxes[name] = made
+            try:
+                self.tell_zygote(data, (theirs.fileno(),), made)
+            except BaseException:
+                made.note_end(late=False)
+                raise
         try:
             async with asyncio.timeout(_READY_S):
                 await asyncio.shield(made.ready)
@@ -683,11 +707,17 @@ class SandboxHost:
                 self._over.set()
 
 
-def send(control: socket.socket, message: Head, fds: list[int] | None = None) -> None:
-    """Send a message with files. Raises OSError."""
+def encode(message: Head) -> bytes:
+    """Return a message as the zygote and sandboxes take it. Raises HostRefusal."""
     data = json.dumps(message).encode()
     if len(data) > MOST_MESSAGE:
-        raise HostRefusal("InvalidArgument", "the arguments are too long")
+        text = f"the options are {len(data) >> 10} KiB as JSON, more than {MOST_MESSAGE >> 10}"
+        raise HostRefusal("InvalidArgument", text)
+    return data
+
+
+def send(control: socket.socket, data: bytes, fds: list[int] | None = None) -> None:
+    """Send a message with files. Raises OSError."""
     sent = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     control.sendmsg([data], sent)
 

@@ -108,7 +108,7 @@ _SET_FILTER, _NEW_LISTENER, _CONTINUE = 1, 8, 1
 _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 _QUESTION = struct.Struct("=QIIiIQ6Q")  # ID, process, flags; number, architecture, place, arguments
 _ANSWER = struct.Struct("=QqiI")  # ID, value, error, flags
-_PAGE = 4096
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def make_filter(machine: str) -> bytes:

@@ -95,7 +95,7 @@ class Zygote:
                 _kill(pid)
                 raise
             self._sandboxes[pid] = (name, time.monotonic() + options["timeout_s"])
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - the other sandboxes go on
             with suppress(OSError):
                 made.send(json.dumps({"op": "broken", "text": str(error)}).encode())
             self._say({"op": "ended", "name": name, "late": False})
