@@ -23,8 +23,8 @@ Read this page when you look for a command or an option.
 * **Server.** Commands that need the embedded server start it; `init`, `validate`, `offers`, `plan` and `catalog` need
   none. `CAVVY_HOME` names the folder of its state (`~/.cavvy`), `CAVVY_CONFIG` the
   [settings](settings.md) file.
-* **Projects.** Job names are unique in a project: `default`, or the
-  project that `CAVVY_PROJECT` or `--project` names.
+* **Projects.** Job names are unique in a project. A command uses the one that `--project` names, else `CAVVY_PROJECT`, else
+  that of `cavvy project use`, else `default`, or your only project if you have no role in `default`.
 * **Output.** Tables fit the terminal: on a narrow terminal, fewer columns are shown, and `-o wide` shows all of them. Times are
   local. `-o json` and `-o csv` print the same rows for programs, with units in the names of their keys and columns,
   and times in UTC. The log of a followed job goes to standard output, and all other output about
