@@ -229,6 +229,30 @@ async def test_a_late_cancel_reaches_no_later_call(
     assert len({each["id"] for each in heard}) == 100
 
 
+@pytest.mark.parametrize(("kept", "ready", "begun"), [(1, True, 1), (1, False, 0), (0, True, 0)])
+async def test_a_kept_process_that_is_lost_is_replaced_before_the_next_call(
+    kept: int,
+    ready: bool,
+    begun: int,
+    served: Served,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    broker = Broker(str(tmp_path / "app.json"), "", None)
+    functions = broker.functions["add"]
+    functions.spec["min_replicas"] = kept
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    worker = Worker(broker, functions, 0, StartedProcess("add", ended, None))  # type: ignore[arg-type]
+    worker.ready = ready
+    functions.workers.append(worker)
+    started: list[str] = []
+    functions.start = lambda: started.append("add")  # type: ignore[method-assign]
+    worker.connection_lost(None)
+    assert len(started) == begun
+
+
 async def test_calls_of_the_control_plane_outlive_its_connection(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

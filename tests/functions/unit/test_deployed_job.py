@@ -8,7 +8,8 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
-from cavvy.capabilities.functions import deployed, wire
+from cavvy.capabilities.functions import deployed, jobs, wire
+from cavvy.capabilities.functions.errors import AppBroken
 from cavvy.client.client import ApiClient
 from cavvy.client.errors import ApiError
 
@@ -106,3 +107,42 @@ def test_a_deployment_ends_what_one_before_has_left(monkeypatch: pytest.MonkeyPa
     )
     old, known = deployed.sort_jobs(server, "team", "embed", "r2")
     assert (old, known) == (["old", "twice", "older", "oldest"], {"nightly"})
+
+
+class Waits:
+    """Stands for a job, and for the clock of who waits for it."""
+
+    name, stays = "embed", False
+
+    def __init__(self, phases: list[str]) -> None:
+        self._phases, self._now = phases, 0.0
+
+    def find(self, _: object) -> jobs.JobPlace:
+        return jobs.JobPlace("default", "job1", "")
+
+    def look(self, *_: object) -> str:
+        return self._phases.pop(0) if self._phases else "failed"
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, _: float) -> None:
+        self._now += 1
+
+
+def test_a_job_that_stays_queued_is_told_once_with_where_the_reason_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(_: object) -> None:
+        raise ConnectionRefusedError
+
+    waits = Waits(["queued"] * 4 + ["starting"] * 2)
+    monkeypatch.setattr(jobs, "look_at", waits.look)
+    monkeypatch.setattr(jobs, "time", waits)
+    monkeypatch.setattr(jobs, "dial_here", refuse)
+    job = jobs.FunctionJob(waits)
+    monkeypatch.setattr(job, "_read_log", lambda _: "")
+    with pytest.raises(AppBroken):
+        job.dial()
+    told = "embed: queued; `cavvy status job1` says why\nembed: starting\n"
+    assert capsys.readouterr().err == told

@@ -156,8 +156,9 @@ class FunctionJob:
                 if phase == "running":
                     running_at = running_at or now
                 elif phase != told and not self._quiet and not first:
-                    sys.stderr.write(f"{self._source.name}: {phase}\n")
-                told = phase
+                    why = f"; `cavvy status {place.id}` says why" if phase == "queued" else ""
+                    sys.stderr.write(f"{self._source.name}: {phase}{why}\n")
+                    told = phase
             if running_at and now - running_at > _HERE_S:
                 return self._dial_there(place)
             time.sleep(_DIAL_S)

@@ -489,6 +489,9 @@ class Served:
             else:
                 self.add(call, first=True)
         self.pump()
+        # one that could not load the app would fail again
+        if worker.ready and len(self.workers) < min(self.most, self.spec["min_replicas"]):
+            self.start()
 
     def fail_all(self, head: Head) -> None:
         """Answer all waiting calls: the code cannot be loaded."""
