@@ -70,8 +70,8 @@ def _refuse_shared(text: str) -> None:
     """Refuse anchors and aliases: what stands at one place is then the value of several keys."""
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.NodeEvent) and event.anchor is not None:
-            line = event.start_mark.line + 1
-            raise NotEditable(f"the file has an anchor or an alias, {event.anchor}, in line {line}")
+            where = "" if event.start_mark is None else f" in line {event.start_mark.line + 1}"
+            raise NotEditable(f"the file has an anchor or an alias, {event.anchor},{where}")
 
 
 def _find(table: yaml.MappingNode, name: str) -> _Entry | None:
