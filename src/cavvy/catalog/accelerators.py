@@ -11,7 +11,7 @@ which the product is sold.
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 
 from cavvy.catalog.tables import read_table
 from cavvy.domain.values import Struct, field
@@ -129,6 +129,7 @@ def _make_memory(text: str) -> MemorySize:
     return MemorySize(int(size) * 1024, float(bandwidth) if bandwidth else None)
 
 
+@lru_cache(maxsize=4096)
 def find_accelerator(name: str) -> KnownAccelerator | None:
     """Look up a name such as "a100-80gb", "RTX 4090" or "NVIDIA A100-SXM4-80GB". Case and
     punctuation are ignored. Returns None for an unknown name.

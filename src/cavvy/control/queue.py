@@ -329,7 +329,7 @@ class QueueReconciler:
             return [*waits, *(_wait_for_limit(job, reason, now) for job in jobs)]
         turns, began = [], self._clock.now()
         for job in jobs:
-            found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
+            found = await self._find_all(job, snapshot, now)
             ranked = self._admit(job, await self._rank(job, found))
             if ranked is None:
                 reason = self._refused[_needs_of(job)]
@@ -491,7 +491,7 @@ class QueueReconciler:
         if self._refused and (reason := self._refused.get(_needs_of(job))):
             return _wait_for_limit(job, reason, now)
         began = self._clock.now()
-        found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
+        found = await self._find_all(job, snapshot, now)
         lines = await self._rank(job, found)
         if (admitted := self._admit(job, lines)) is None:
             return _wait_for_limit(job, self._refused[_needs_of(job)], now)
@@ -652,6 +652,17 @@ class QueueReconciler:
         waits += [self._pool.next_news(_LOOK_AGAIN)] if stays else []
         return max(timedelta(0), min(waits)) if waits else None
 
+    async def _find_all(
+        self, job: JobRecord, snapshot: MarketSnapshot, now: datetime
+    ) -> Sequence[tuple[JobRecord, Candidates]]:
+        """Return the candidates of each alternative and size of the job."""
+        found: list[tuple[JobRecord, Candidates]] = []
+        for each in jobs_of(job):
+            if found:
+                await self._clock.rest()  # requests have their turn
+            found.append((each, await self._candidates(each, snapshot, now)))
+        return found
+
     async def _candidates(
         self, job: JobRecord, snapshot: MarketSnapshot, now: datetime
     ) -> Candidates:
@@ -689,7 +700,7 @@ class QueueReconciler:
         quotas, reasons = ShareQuotas(book), dict[str, str]()
         running: Sequence[tuple[Attempt, JobRecord]] = ()
         for job in (each.wait.job for each in looked):
-            found = [(each, await self._candidates(each, snapshot, now)) for each in jobs_of(job)]
+            found = await self._find_all(job, snapshot, now)
             row = make_row(job)
             ranked = await self._rank(job, found)
             wanted = [

@@ -6,6 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from cavvy.domain.values import Struct
 
+# The most sizes that are tried of one job. Each is compared with all offers, at every pass of the
+# queue: 25 ms of CPU time for 2,000 offers.
+MOST_SIZES = 16
+
 
 class NodeRange(Struct, frozen=True, kw_only=True):
     """The numbers of nodes on which a job may run, both inclusive."""
@@ -17,13 +21,16 @@ class NodeRange(Struct, frozen=True, kw_only=True):
         return f"{self.least}..{self.most}"
 
     def list_sizes(self, most: int | None = None) -> Sequence[int]:
-        """Return the sizes to try, the largest one first, and none above `most`. Of a wide range,
-        only some are tried: all of the smallest ones, and then each a tenth larger."""
+        """Return the sizes to try, the largest one first, and none above `most`. Of a range of more
+        than MOST_SIZES, only so many are tried: both ends, and between them each about as many
+        times as large as the one before."""
         top = max(self.least, self.most if most is None else min(self.most, most))
-        sizes, size = [self.least], self.least
-        while size < top:
-            size = min(top, max(size + 1, size + size // 10))
-            sizes.append(size)
+        sizes = [self.least]
+        for left in range(MOST_SIZES - 1, 0, -1):
+            size = sizes[-1]
+            if size == top:
+                break
+            sizes.append(max(size + 1, round(size * (top / size) ** (1 / left))))
         return sizes[::-1]
 
     def __contains__(self, nodes: int) -> bool:

@@ -26,7 +26,7 @@ from cavvy.planner.objections import (
     explain_unsuitable,
 )
 from cavvy.planner.placements import PlacementPlan, PlanningContext
-from cavvy.planner.rank import order_of, plan
+from cavvy.planner.rank import order_of, order_offers
 from cavvy.planner.shared_hosts import (
     fits_empty,
     object_to_share,
@@ -148,21 +148,19 @@ def find_candidates(
             market,
             f"{reason}: submit the job again with --yes, or set limits.budget",
         )
-    ranked = plan(job.task, allowed, now=now, situation=situation)
-    if not ranked.placements:
+    best, ranked = order_offers(job.task, allowed, now=now, situation=situation)
+    if not best:
         return _hopeless(job.task, market, _say(job.task, matches, ranked))
-    fine = [
-        place.offer for place in ranked.placements if job.avoid.get(place.offer.key, now) <= now
-    ]
+    fine = [each for each in best if not job.avoid or job.avoid.get(each.key, now) <= now]
     if fine:
         return Candidates(offers=(*fine[:_MANY], *(each for each in fine[_MANY:] if each.shared)))
-    again_at = min(job.avoid[place.offer.key] for place in ranked.placements)
+    again_at = min(job.avoid[each.key] for each in best)
     why = job.setback or "every offer that fits failed recently"
     if again_at - now > _LONG:
         return _hopeless(job.task, market, why)
     return Candidates(
         reason=f"{why}; Cavvy tries again at {again_at:%H:%M:%S} UTC; "
-        + say_checks(place.offer.provider for place in ranked.placements),
+        + say_checks(each.provider for each in best),
         again_at=again_at,
     )
 

@@ -153,6 +153,28 @@ def plan(
     hour decides, then the smaller key, so that equal inputs give equal results.
     """
     known = situation or PlanningContext()
+    best, found = _rank(task, offers, now, by, known, view or RankingView(), others)
+    return replace(found, placements=tuple(_placement(task, each, known, now) for each in best))
+
+
+def order_offers(
+    task: TaskSpec, offers: Iterable[Offer], *, now: datetime, situation: PlanningContext
+) -> tuple[Sequence[Offer], PlacementPlan]:
+    """Return the offers of the placements of `plan`, and the plan without these, whose notes take
+    about as long as their order."""
+    best, found = _rank(task, offers, now, Objective.COST, situation, RankingView(), None)
+    return [each.offer for each in best], found
+
+
+def _rank(
+    task: TaskSpec,
+    offers: Iterable[Offer],
+    now: datetime,
+    by: Objective,
+    known: PlanningContext,
+    view: RankingView,
+    others: PlanCounts | None,
+) -> tuple[Sequence["ScoredOffer"], PlacementPlan]:
     course, copies = Courses(task, known.done), Copies(task, known.egress)
     limiter = TaskLimiter(task, known, now)
     kept: list[ScoredOffer] = []
@@ -165,9 +187,9 @@ def plan(
             misses.add(scored, broken)
         else:
             kept.append(scored)
-    best_first = _best(kept, make_order(task, known.avoid, by), view or RankingView())
-    return PlacementPlan(
-        placements=tuple(_placement(task, scored, known, now) for scored in best_first),
+    best_first = _best(kept, make_order(task, known.avoid, by), view)
+    return best_first, PlacementPlan(
+        placements=(),
         considered=len(kept) + rest.kept + misses.rejected.total(),
         kept=len(kept) + rest.kept,
         rejected={which: misses.rejected[which] for which in misses.limits()},

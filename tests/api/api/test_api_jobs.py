@@ -7,6 +7,7 @@ import os
 import threading
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +19,11 @@ from tests.store.unit.test_bucket_regions import Storages, storages
 from cavvy.api.routes import submission
 from cavvy.api.routes.submission import MOST_RANKED
 from cavvy.client.paths import make_id, make_key
+from cavvy.control import queue
+from cavvy.control.decide import placement
+from cavvy.control.decide.placement import find_placement
 from cavvy.control.retention import ROUNDS, WAIT, Retention
+from cavvy.domain.elastic import MOST_SIZES
 from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.values import replace
 from cavvy.spec.overrides import apply_overrides
@@ -835,3 +840,38 @@ async def test_what_was_uploaded_for_a_job_that_never_came_is_forgotten(api: Api
     await api.app_state.control_plane.reconcile("sweep")
     names = [sha256(data).hexdigest() for data in (b"of long ago", b"of yesterday")]
     assert blobs.missing(names) == names[:1]
+
+
+async def test_other_requests_do_not_wait_while_the_sizes_of_an_elastic_job_are_compared(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each size is compared with all offers, by the submission and at each pass of the queue."""
+    seen: dict[str, list[int]] = {}
+    turn = 0
+
+    def watch(module: ModuleType) -> None:
+        def find(*args: Any) -> object:
+            seen.setdefault(module.__name__, []).append(turn)
+            return find_placement(*args)
+
+        monkeypatch.setattr(module, "find_placement", find)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async def is_queued() -> bool:
+        return len(seen.get(queue.__name__, ())) >= MOST_SIZES
+
+    watch(placement)
+    watch(queue)
+    counting = asyncio.create_task(count_turns())
+    await api.submit("{name: wide, run: 'true', nodes: 1..10000, resources: {cpu: 1}}")
+    await until(is_queued)
+    counting.cancel()
+    assert len(seen) == 2
+    for found in seen.values():
+        first = found[:MOST_SIZES]
+        assert len(first) == len({*first}) == MOST_SIZES, first

@@ -81,7 +81,7 @@ def ask(job: JobRecord, *offers: Offer) -> Candidates:
 def turn(
     job: JobRecord, *offers: Offer, scheduler: JobScheduler | None = None
 ) -> Start | QueueWait | AdvanceJob:
-    found = find_placements(job, snapshot(*offers), no_objections, PlanningContext(), NOW)
+    found = [*find_placements(job, snapshot(*offers), no_objections, PlanningContext(), NOW)]
     taken = scheduler or JobScheduler(QueueCapacity())
     return decide_turn(job, found, rank_candidates(found), taken, str, NOW)
 
@@ -123,7 +123,7 @@ def test_each_wish_is_asked_for_by_itself() -> None:
     wishes = tuple(ResourceSpec(providers=(name,)) for name in ("p", "q"))
     job = replace(JOB, task=replace(TASK, resources=replace(wishes[0], any_of=wishes)))
     other = replace(NEAR, provider="q")
-    found = find_placements(job, snapshot(NEAR, other), no_objections, PlanningContext(), NOW)
+    found = [*find_placements(job, snapshot(NEAR, other), no_objections, PlanningContext(), NOW)]
     assert [candidates.offers for _, candidates in found] == [(NEAR,), (other,)]
 
 

@@ -1,12 +1,26 @@
 """The sizes of an elastic job."""
 
-from cavvy.domain.elastic import ElasticSize, NodeRange, fit_sizes
+from itertools import pairwise
+
+from cavvy.domain.elastic import MOST_SIZES, ElasticSize, NodeRange, fit_sizes
 
 
 def test_a_range_has_both_of_its_ends() -> None:
     both = NodeRange(least=2, most=4)
     assert [nodes for nodes in range(7) if nodes in both] == [2, 3, 4]
     assert str(both) == "2..4"
+
+
+def test_of_a_wide_range_few_sizes_are_tried_from_end_to_end() -> None:
+    assert NodeRange(least=3, most=18).list_sizes() == [*range(18, 2, -1)]
+    for least, most in [(1, 17), (1, 64), (7, 300), (1, 10_000), (9_000, 10_000), (5, 10**6)]:
+        sizes = NodeRange(least=least, most=most).list_sizes()
+        assert (sizes[0], sizes[-1], len(sizes)) == (most, least, MOST_SIZES), sizes
+        even = (most / least) ** (1 / (MOST_SIZES - 1))
+        pairs = [*pairwise(sizes)]
+        assert all(1 <= more - less <= max(1, 1.1 * even * less - less) for more, less in pairs)
+    assert NodeRange(least=2, most=10_000).list_sizes(3) == [3, 2]
+    assert NodeRange(least=2, most=10_000).list_sizes(1) == [2]
 
 
 def test_the_best_size_that_fits_is_first() -> None:

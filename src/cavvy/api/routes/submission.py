@@ -3,7 +3,7 @@
 import asyncio
 import re
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -454,7 +454,7 @@ async def _rank(
     situation = PlanningContext(submitted_at=now, egress=egress)
     objections = app_state.control_plane.pool.objections
     job = as_job(task, now, consented=True)
-    found = find_placements(job, snapshot, objections, situation, now)
+    found = await _take_turns(find_placements(job, snapshot, objections, situation, now))
     ranked: list[Placement] = []
     for wish, offers in rank_candidates(found, egress=egress):
         view = RankingView(limit=count, distinct=True)
@@ -654,7 +654,7 @@ async def _look_in_pool(
         snapshot = await app_state.control_plane.pool.market(_MARKET_AGE)
     job, within = restrict_to_pool(as_job(task, now, consented=True), snapshot, pool)
     situation = PlanningContext(submitted_at=now)
-    return _look(app_state, job, within, situation), within is not snapshot
+    return await _look(app_state, job, within, situation), within is not snapshot
 
 
 async def _open_login(app_state: AppState, task: TaskSpec) -> str | None:
@@ -1003,18 +1003,18 @@ async def check_offers(
     job = as_job(task, now, consented=consented)
     egress = await app_state.control_plane.advisor.egress_of(task)
     situation = PlanningContext(submitted_at=now, egress=egress)
-    candidates = _look(app_state, job, snapshot, situation)
+    candidates = await _look(app_state, job, snapshot, situation)
     if not candidates.hopeless:
         return
     paid = (
         candidates
         if consented
-        else _look(app_state, replace(job, consented=True), snapshot, situation)
+        else await _look(app_state, replace(job, consented=True), snapshot, situation)
     )
     if not paid.offers:
         reason = paid.reason or candidates.reason
         free = replace(snapshot, market=replace(snapshot.market, policies=PolicyBook()))
-        without = _look(app_state, replace(job, consented=True), free, situation)
+        without = await _look(app_state, replace(job, consented=True), free, situation)
         raise ApiProblem("policy-refused" if without.offers else "no-offer", reason)
     raise ApiProblem("consent-needed", describe_price(task, paid.offers[0]))
 
@@ -1032,11 +1032,23 @@ def as_job(task: TaskSpec, now: datetime, *, consented: bool) -> JobRecord:
     )
 
 
-def _look(
+async def _take_turns(
+    found: Iterator[tuple[JobRecord, Candidates]],
+) -> Sequence[tuple[JobRecord, Candidates]]:
+    """Return all of what is found; other requests have their turn in between."""
+    taken = []
+    for each in found:
+        taken.append(each)
+        await asyncio.sleep(0)
+    return taken
+
+
+async def _look(
     app_state: AppState, job: JobRecord, snapshot: MarketSnapshot, situation: PlanningContext
 ) -> Candidates:
     objections = app_state.control_plane.pool.objections
-    found = find_placements(job, snapshot, objections, situation, job.submitted_at)
+    now = job.submitted_at
+    found = await _take_turns(find_placements(job, snapshot, objections, situation, now))
     ranked = rank_candidates(found, egress=situation.egress)
     first = tuple(
         offer for _, offers in ranked for offer in offers

@@ -1,6 +1,6 @@
 """Finds the offers that can run a task, and creates the rows that start the task on an offer."""
 
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from fractions import Fraction
@@ -174,11 +174,11 @@ def find_placements(
     objections: Objections,
     situation: PlanningContext,
     now: datetime,
-) -> list[tuple[JobRecord, Candidates]]:
-    """Return the offers for each alternative of the job."""
-    return [
-        (wish, find_placement(wish, snapshot, objections, situation, now)) for wish in jobs_of(job)
-    ]
+) -> Iterator[tuple[JobRecord, Candidates]]:
+    """Yield the offers for each alternative and size of the job. The caller can let others have
+    their turn between them."""
+    for wish in jobs_of(job):
+        yield wish, find_placement(wish, snapshot, objections, situation, now)
 
 
 def find_allowed(
