@@ -2,7 +2,9 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -94,3 +96,34 @@ def test_requests_to_elsewhere_are_refused(
 @pytest.mark.parametrize("sent", [b"x\r\n\r\n", b"\xff\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
 def test_what_is_no_request_is_refused(sent: bytes) -> None:
     assert ask(sent, None, anywhere=True).startswith(b"HTTP/1.1 502 ")
+
+
+def test_lookups_of_one_sandbox_take_none_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, looked = threading.Event(), list[str]()
+
+    def look_up(host: str, port: int, **_: object) -> list[Any]:
+        looked.append(host)
+        if host == "slow":
+            release.wait()
+        return [(0, 0, 0, "", ("192.0.2.1", port))]
+
+    async def run() -> str | None:
+        greedy, other = (NetworkProxy(None, lambda _: True) for _ in range(2))
+        asked = [asyncio.ensure_future(greedy._find("slow", 80)) for _ in range(64)]
+        try:
+            async with asyncio.timeout(10):
+                while "slow" not in looked:
+                    await asyncio.sleep(0)
+                return await other._find("fast", 80)
+        finally:
+            count = looked.count("slow")
+            release.set()
+            greedy.close()
+            other.close()
+            for each in asked:
+                each.cancel()
+            await asyncio.wait(asked)
+            assert count <= 2
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    assert asyncio.run(run()) == "192.0.2.1"

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 PORT = 3128
 _MOST_HEAD = 16 << 10
 _MOST_OPEN = 64  # connections of a sandbox at the same time
+_MOST_LOOKUPS = 2  # of names at the same time; each occupies a thread, for long if nobody answers
 _HEAD_S = 15.0
 _CONNECT_S = 15.0
 _PIECE = 1 << 16
@@ -69,6 +72,8 @@ class NetworkProxy:
     ) -> None:
         self._names, self._allows = names, allows
         self._open: set[asyncio.Task[object]] = set()
+        # threads of its own, so that it takes none from other sandboxes; they start when needed
+        self._lookups = ThreadPoolExecutor(_MOST_LOOKUPS, "lookup")
 
     async def start(self, listener: socket.socket) -> asyncio.Server:
         """Accept connections of a listening socket."""
@@ -77,6 +82,7 @@ class NetworkProxy:
     def close(self) -> None:
         for task in list(self._open):
             task.cancel()
+        self._lookups.shutdown(wait=False, cancel_futures=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -125,7 +131,8 @@ class NetworkProxy:
         """Return the address to connect to. It is looked up once, so no later answer counts."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(_CONNECT_S):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            look = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+            found = await loop.run_in_executor(self._lookups, look)
         return next((str(each[4][0]) for each in found if self._allows(str(each[4][0]))), None)
 
 
