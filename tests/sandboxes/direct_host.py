@@ -15,9 +15,8 @@ import pytest
 from tests.waits import wait_until
 
 from cavvy.capabilities.functions.jobs import JobPlace
-from cavvy.capabilities.functions.meeting import dial_here
 from cavvy.capabilities.sandboxes.errors import IsolationMissing
-from cavvy.capabilities.sandboxes.hosts import ROOT, list_files
+from cavvy.capabilities.sandboxes.hosts import ROOT, dial_host, list_files
 from cavvy.capabilities.sandboxes.link import SandboxLink
 from cavvy.capabilities.sandboxes.options import SandboxOptions
 from cavvy.capabilities.sandboxes.sandbox import Sandbox
@@ -31,7 +30,7 @@ class DirectHost:
     def __init__(self, folder: Path, process: "subprocess.Popen[bytes]") -> None:
         self.folder, self.process = folder, process
         self._made: list[socket.socket] = []
-        self.meet = f"{folder}/meet.sock:key"
+        self.meet = f"{folder}/meet.sock"
         wait_until(self._dial, seconds=30)
         self.link = SandboxLink(self._made[0])
 
@@ -54,7 +53,7 @@ class DirectHost:
 
     def _connect(self) -> socket.socket:
         if self.folder.stat().st_uid == os.geteuid():
-            return dial_here(self.meet)
+            return dial_host(self.meet)
         made = socket.socket(socket.AF_UNIX)  # as a caller from another machine
         try:
             made.connect(f"{self.folder}/host.sock")
@@ -77,7 +76,7 @@ def start_host(user: int | None = None) -> Iterator[DirectHost]:
             python = find_python()
             for each in (folder, *folder.rglob("*")):
                 os.chown(each, user, user)
-        program = [python, PROGRAM, f"{folder}/host.json", f"{folder}/meet.sock:key"]
+        program = [python, PROGRAM, f"{folder}/host.json", f"{folder}/meet.sock"]
         who: dict[str, Any] = {} if user is None else {"user": user, "group": user}
         with subprocess.Popen(program, cwd=folder, stdin=subprocess.DEVNULL, **who) as process:
             try:

@@ -54,14 +54,27 @@ print([each.title for each in cavvy.Sandbox.list()])
 found = cavvy.Sandbox.from_id({name!r})
 print(found.read_file("note").decode())
 print(found.exec("sh", "-c", "ls {home} /etc/shadow /proc/2").stdout.read())
+print(found._place.meet)
 found.terminate()
 print(cavvy.Sandbox.list(), [each.why for each in cavvy.Sandbox.list(ended=True)])
 print(len(list(cavvy.Client().jobs())))
 """
     lines = run_program(tmp_path, second)
+    meet = lines.pop(3)
+    key = Path(f"{meet}.key")
+    assert key.stat().st_mode & 0o77 == 0
+    shown = [meet.encode(), *(_read(each) for each in Path("/proc").glob("[0-9]*/cmdline"))]
+    assert not any(key.read_bytes() in each for each in shown)
     assert lines[:3] == ["['kept']", "from the first", ""]
     assert lines[3] == "[] ['terminated', 'terminated']"
     assert lines[4] == "1"
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has just ended
+        return b""
 
 
 def test_the_tutorial(home: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from cavvy.capabilities.functions.jobs import ENDED, JobPlace, look_at
-from cavvy.capabilities.functions.meeting import dial_here, make_meeting_place
+from cavvy.capabilities.functions.meeting import dial_here, is_own_place, make_meeting_place
 from cavvy.capabilities.sandboxes.errors import SandboxLost, SandboxNotFound
 from cavvy.capabilities.sandboxes.link import SandboxLink, tell
 from cavvy.client import make_key
@@ -38,6 +38,7 @@ _LOOK_S = 0.25
 _DIAL_S = 0.004
 _HERE_S = 2.0  # after which a running job is not on this machine
 _OPEN_S = 90.0
+_MOST_KEY = 64
 _MOST_TRIES = 10  # to open the tunnel
 _UNENDED = ("running", "starting", "placed", "queued")
 
@@ -133,7 +134,7 @@ class SandboxHosts:
         return None
 
     def _submit(self, project: str, digest: str, needs: HostNeeds) -> JobPlace:
-        meet = make_meeting_place(f"sandboxes-{token_hex(8)}")
+        meet, _, _ = make_meeting_place(f"sandboxes-{token_hex(8)}").rpartition(":")
         spec = _keep(json.dumps({"idle_s": needs.idle_s, "env": {}}).encode())
         run = shlex.join(["exec", "python3", f"{_PROGRAMS}/host.py", _SPEC, meet])
         task = Task(run, **{"name": "sandboxes", "tags": {TAG: digest}, **needs.keys})
@@ -165,7 +166,7 @@ class SandboxHosts:
         told, tries = "", 1
         while True:
             with suppress(OSError):
-                return dial_here(place.meet)
+                return dial_host(place.meet)
             now = time.monotonic()
             if now - looked > _LOOK_S:
                 first, looked = not looked, now
@@ -232,6 +233,17 @@ class _HostTunnel:
                 opened.set_exception(error)
 
 
+def dial_host(meet: str) -> socket.socket:
+    """Return a connection to the host that listens at this socket of this machine, with the key
+    that it has written beside it. Raises OSError.
+    """
+    if not meet or os.lstat(os.path.dirname(meet)).st_uid != os.geteuid():
+        raise ConnectionRefusedError(f"{meet} is in no folder of this user")
+    with open(os.open(f"{meet}.key", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        key = file.read(_MOST_KEY).decode("ascii", "replace")
+    return dial_here(f"{meet}:{key}")
+
+
 def list_files() -> dict[str, Path]:
     """Return the files of Cavvy that hosts need, by their path in the working folder."""
     own = Path(__file__).parent / "on_node"
@@ -248,9 +260,11 @@ def list_files() -> dict[str, Path]:
 
 
 def _read_meet(task: bytes) -> str:
-    """Return where callers on this machine meet the host: the last word of its job's command."""
-    run = json.loads(bytes(task)).get("run") or ""
-    return shlex.split(run)[-1] if run else ""
+    """Return the socket at which callers on this machine meet the host: the last word of its job's
+    command. That of a job that others have written, which leads elsewhere, is "".
+    """
+    words = shlex.split(json.loads(bytes(task)).get("run") or "")
+    return words[-1] if words and is_own_place(f"{words[-1]}:") else ""
 
 
 def _keep(data: bytes) -> Path:

@@ -1,10 +1,10 @@
 """The main program of a sandbox host: the job in which sandboxes run.
 
-`python3 host.py SPEC.json MEET`. Callers connect to the socket MEET (its path, a colon and its key)
-if they are on this machine, otherwise to the socket `host.sock` beside the specification, which a
-program of the job reaches. The host makes sandboxes by the zygote, carries the input and output of
-their programs, and ends them. It believes nothing that comes from a sandbox, and runs nothing of
-it.
+`python3 host.py SPEC.json MEET`. Callers connect to the socket MEET if they are on this machine,
+and prove that they can read MEET.key; otherwise to the socket `host.sock` beside the specification,
+which a program of the job reaches. The host makes sandboxes by the zygote, carries the input and
+output of their programs, and ends them. It believes nothing that comes from a sandbox, and runs
+nothing of it.
 """
 
 from __future__ import annotations
@@ -507,7 +507,7 @@ class SandboxHost:
         with open(spec_file, encoding="utf-8") as file:
             self._spec = json.load(file)
         self._folder = os.path.dirname(os.path.abspath(spec_file))
-        self._meet, _, self.meet_key = meet.rpartition(":")
+        self._meet, self.meet_key = meet, secrets.token_hex(16)
         self.loop = asyncio.get_running_loop()
         self._sandboxes: dict[str, HostedSandbox] = {}
         self._over = asyncio.Event()
@@ -528,12 +528,13 @@ class SandboxHost:
         with suppress(OSError):
             folder = os.lstat(os.path.dirname(self._meet))
             if folder.st_uid == os.geteuid() and folder.st_mode & 0o077 == 0:
+                self._write_key()
                 await self._listen(self._meet, here=True)
         self.start_task(self._watch_idle())
         try:
             await self._over.wait()
         finally:
-            for path in (own, self._meet):
+            for path in (own, self._meet, f"{self._meet}.key"):
                 with suppress(OSError):
                     os.unlink(path)
             self._zygote.kill()
@@ -695,6 +696,17 @@ class SandboxHost:
             await self.loop.create_unix_server(lambda: HostCaller(self, here=here), path)
         finally:
             os.umask(before)
+
+    def _write_key(self) -> None:
+        """Tell callers on this machine the key. It is said nowhere else: neither in the job's task,
+        which others of the project can read, nor among the arguments of a process.
+        """
+        path = f"{self._meet}.key"
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with open(os.open(path, flags, 0o600), "w", encoding="ascii") as file:
+            file.write(self.meet_key)
 
     async def _watch_idle(self) -> None:
         while not self._over.is_set():
