@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -10,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +28,8 @@ from cavvy.capabilities.sandboxes.on_node.walls import Walls
 pytestmark = pytest.mark.system
 PROGRAM = Path(__file__).parents[2].joinpath("hostile", "sandbox_escapes.py")
 MARK = f"hunted-{os.getpid()}"
-LIMITS = {"memory_mib": 256, "disk_mib": 16, "processes": 48}
+# a fork that shares its pages counts whole, so as many as there may be need this much memory
+LIMITS = {"memory_mib": 512, "disk_mib": 16, "processes": 48}
 OUTSIDE = (
     *("secret", "host-process", "loopback-port", "abstract-socket", "path-socket"),
     *("inherited-variable", "sys", "processes-seen", "packet-socket", "shm-file"),
@@ -88,7 +91,7 @@ def test_no_attempt_to_escape_succeeds(
     kind: str, request: pytest.FixtureRequest, hunt: dict[str, Any]
 ) -> None:
     host: DirectHost = request.getfixturevalue(kind)
-    options = {"memory": "256MB", "disk": "16MB", "processes": LIMITS["processes"]}
+    options = {"memory": "512MB", "disk": "16MB", "processes": LIMITS["processes"]}
     with host.create(env={"PYTHONDONTWRITEBYTECODE": "1"}, cpu=1, **options) as sandbox:
         sandbox.put(PROGRAM, "escapes.py")
         done = sandbox.exec("python3", "escapes.py", json.dumps(hunt))
@@ -171,7 +174,7 @@ for _ in range(40):
 def test_paths_that_lead_elsewhere_are_refused(tmp_path: Path, name: bytes) -> None:
     entry = ENTRY.pack(len(name) or 5000, 0o100644, 1) + name + b"x"
     with pytest.raises(SandboxFileError):
-        trees.take_tree(iter([entry, ENTRY.pack(0, 0, 0)]), tmp_path / "deep" / "to")
+        trees.take_tree(iter([entry, ENTRY.pack(0, 0, 0)]), tmp_path / "deep" / "to", 1)
     assert not list(tmp_path.rglob("x*"))
 
 
@@ -179,9 +182,43 @@ def test_sizes_that_are_wrong_are_refused(tmp_path: Path) -> None:
     for size in (5, 1 << 62):
         entry = ENTRY.pack(1, 0o100644, size) + b"a" + b"xy"
         with pytest.raises(SandboxFileError):
-            trees.take_tree(iter([entry]), tmp_path / "to")
+            trees.take_tree(iter([entry]), tmp_path / "to", 1)
     with pytest.raises(SandboxFileError):  # a device
-        trees.take_tree(iter([ENTRY.pack(1, 0o020644, 0) + b"a"]), tmp_path / "to")
+        trees.take_tree(iter([ENTRY.pack(1, 0o020644, 0) + b"a"]), tmp_path / "to", 1)
+
+
+def send_sparse_files() -> Iterator[bytes]:
+    """Yield what a sandbox sends that has 1,000 files with a hole of 16 MiB."""
+    for number in range(1000):
+        name = b"%d" % number
+        yield ENTRY.pack(len(name), 0o100644, 16 << 20) + name
+        yield from [bytes(1 << 20)] * 16
+
+
+def test_what_is_sent_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(trees, "_MOST_OVERHEAD", 1 << 20)
+    for take in (
+        lambda: trees.take_tree(send_sparse_files(), tmp_path / "to", 16),
+        lambda: trees.keep_snapshot(send_sparse_files(), 16),
+    ):
+        with pytest.raises(SandboxFileError, match="sends more than 33 MiB"):
+            take()
+        assert _count_bytes(tmp_path) <= 33 << 20
+    shutil.rmtree(tmp_path / "to")
+    left = SimpleNamespace(free=256 << 20)  # which others need
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: left)
+    for take in (
+        lambda: trees.take_tree(send_sparse_files(), tmp_path / "to", 16),
+        lambda: trees.keep_snapshot(send_sparse_files(), 16),
+    ):
+        with pytest.raises(SandboxFileError, match="has 256 MiB free"):
+            take()
+        assert _count_bytes(tmp_path) <= 2 << 20
+
+
+def _count_bytes(folder: Path) -> int:
+    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
 
 
 @pytest.mark.parametrize(

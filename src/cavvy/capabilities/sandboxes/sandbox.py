@@ -203,7 +203,8 @@ class Sandbox:
     def get(self) -> BothWays[..., int]:
         """Copy a file or folder of the sandbox to this computer: `get(path, local)`. Returns how
         many links, pipes and devices were left out. Files are made anew below `local`, never
-        through links. Raises SandboxFileError, OSError.
+        through links. More than twice the sandbox's `disk` is refused. Raises SandboxFileError,
+        OSError.
         """
         return _both(self._get)
 
@@ -308,14 +309,18 @@ class Sandbox:
             self._call("write", pieces, path=_read_path(path), mode=mode).finish()
 
     def _get(self, path: str | os.PathLike[str], local: str | os.PathLike[str]) -> int:
+        disk_mib = self._read_disk()
         call = self._call("send_tree", path=_read_path(path))
-        left_out: int = call.run(lambda pieces: trees.take_tree(pieces, Path(local)))
+        left_out: int = call.run(lambda pieces: trees.take_tree(pieces, Path(local), disk_mib))
         return left_out
 
     def _snapshot(self) -> "SandboxSnapshot":
-        call = self._call("pack", path=".")
-        made: SandboxSnapshot = call.run(SandboxSnapshot.keep)
+        keep = partial(SandboxSnapshot.keep, disk_mib=self._read_disk())
+        made: SandboxSnapshot = self._call("pack", path=".").run(keep)
         return made
+
+    def _read_disk(self) -> int:
+        return int(self._link.ask("describe", sandbox=self._name)["disk_mib"])
 
     def _unpack(self, snapshot: "SandboxSnapshot") -> None:
         if not isinstance(snapshot, SandboxSnapshot):
@@ -350,9 +355,9 @@ class SandboxSnapshot:
         self.id = id
 
     @classmethod
-    def keep(cls, pieces: Iterator[bytes]) -> "SandboxSnapshot":
-        """Keep an archive that arrives."""
-        return cls(trees.keep_snapshot(pieces))
+    def keep(cls, pieces: Iterator[bytes], *, disk_mib: int) -> "SandboxSnapshot":
+        """Keep an archive that arrives, of a sandbox with this disk."""
+        return cls(trees.keep_snapshot(pieces, disk_mib))
 
     def read(self) -> Iterator[bytes]:
         """Yield the archive. Raises SandboxFileError if it is not on this computer."""

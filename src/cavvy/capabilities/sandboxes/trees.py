@@ -3,6 +3,7 @@ names that lead elsewhere, sizes that are wrong, and no end.
 """
 
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,25 +18,53 @@ PIECE = 64 << 10
 _MOST_NAME = 4096  # bytes of a path
 _MOST_PART = 255  # bytes of a name in it
 _MOST_FILES = 1_000_000
-_MOST_BYTES = 1 << 40
+_MOST_OVERHEAD = 128 << 20  # bytes of the heads of as many files as a sandbox has, in an archive
+_SMALL, _MOST_FULL = 1 << 20, 256 << 20  # bytes for which no room is kept, and the room for others
 _READ = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def take_tree(pieces: Iterator[bytes], local: Path) -> int:
+class CopyLimit:
+    """How much of a sandbox with `disk_mib` MiB is taken to `folder`, whatever it sends: sparse
+    files are sent as zeros, and a file as often as it has names.
+    """
+
+    def __init__(self, disk_mib: int, folder: Path) -> None:
+        self._most = 2 * (disk_mib << 20) + _MOST_OVERHEAD
+        self._taken, self._folder = 0, folder
+
+    def take(self, size: int) -> None:
+        """Note bytes that are about to be written. Raises SandboxFileError."""
+        self._taken += size
+        if self._taken > self._most:
+            raise SandboxFileError(
+                f"the sandbox sends more than {self._most >> 20} MiB, twice its disk: sparse files "
+                "and files with several names count whole"
+            )
+        if self._taken > _SMALL:
+            there = next(each for each in (self._folder, *self._folder.parents) if each.exists())
+            free = shutil.disk_usage(there).free
+            if free - size < _MOST_FULL:
+                raise SandboxFileError(
+                    f"{there} has {free >> 20} MiB free, too few for what the sandbox sends"
+                )
+
+
+def take_tree(pieces: Iterator[bytes], local: Path, disk_mib: int) -> int:
     """Write what a sandbox sends (`file_calls`) to `local`: a file, or a folder with files. Return
     how many links, pipes and devices were left out. Raises SandboxFileError, OSError.
     """
-    source, count, total = _Source(pieces), 0, 0
+    source, count, limit = _Source(pieces), 0, CopyLimit(disk_mib, local.absolute())
     while True:
         length, mode, size = ENTRY.unpack(source.take(ENTRY.size))
         if not length:
             if not count:
                 local.mkdir(parents=True, exist_ok=True)
             return int(size)
-        count, total = count + 1, total + size
-        if length > _MOST_NAME or count > _MOST_FILES or total > _MOST_BYTES:
+        count += 1
+        if length > _MOST_NAME or count > _MOST_FILES:
             raise SandboxFileError("the sandbox sends more than can be taken")
+        limit.take(size)
         parts = _check_name(source.take(length))
         if parts == [b"."] and stat.S_ISREG(mode):
             _take_file(source, local, size, mode)
@@ -58,13 +87,17 @@ def send_tree(folder: Path) -> Iterator[bytes]:
     yield ENTRY.pack(0, 0, 0)
 
 
-def keep_snapshot(pieces: Iterator[bytes]) -> str:
-    """Write an archive to the cache, and return its hash. Raises SandboxLost, OSError."""
+def keep_snapshot(pieces: Iterator[bytes], disk_mib: int) -> str:
+    """Write an archive to the cache, and return its hash. Raises SandboxLost, SandboxFileError,
+    OSError.
+    """
     folder = _open_cache()
     made, digest = folder / f".{token_hex(8)}", sha256()
+    limit = CopyLimit(disk_mib, folder)
     try:
         with open(made, "xb") as file:
             for each in pieces:
+                limit.take(len(each))
                 digest.update(each)
                 file.write(each)
         made.replace(folder / digest.hexdigest())

@@ -309,6 +309,7 @@ class HostedSandbox:
             "programs": len(self._streams),
             "cpu": self.options["cpu"],
             "memory_mib": self.options["memory_mib"],
+            "disk_mib": self.options["disk_mib"],
             "network": self.options["network"],
         }
 
