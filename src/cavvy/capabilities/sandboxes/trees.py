@@ -25,7 +25,7 @@ _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class CopyLimit:
-    """How much of a sandbox with `disk_mib` MiB is taken to `folder`, whatever it sends: sparse
+    """How much of a sandbox with `disk_mib` MiB is taken to `folder`. Its sizes say little: sparse
     files are sent as zeros, and a file as often as it has names.
     """
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PORT = 3128
 _MOST_HEAD = 16 << 10
 _MOST_OPEN = 64  # connections of a sandbox at the same time
-_MOST_LOOKUPS = 2  # of names at the same time; each occupies a thread, for long if nobody answers
+_MOST_LOOKUPS = 2  # of names at the same time; each occupies a thread, for long if no answer comes
 _HEAD_S = 15.0
 _CONNECT_S = 15.0
 _PIECE = 1 << 16
