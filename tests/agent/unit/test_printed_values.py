@@ -407,6 +407,11 @@ LOGS: dict[str, tuple[str, list[tuple[float | None, dict[str, float]]]]] = {
     ),
 }
 NO_VALUES = {
+    "wandb at the end": (
+        "\x1b[34m\x1b[1mwandb\x1b[0m: Run summary:\n\x1b[34m\x1b[1mwandb\x1b[0m:        acc 0.95\n"
+        "[rank0]: wandb: train/loss 0.05\nwandb: step 19 loss=0.05\n"
+    ),
+    "comet at the end": "COMET INFO:     loss [20] : (0.05, 1.0)\nCOMET INFO: step 3 loss=0.1\n",
     "pip": (
         "Collecting torch==2.13.0\n"
         "  Downloading torch-2.13.0-cp311-none-linux.whl (180.1 MB)\n"

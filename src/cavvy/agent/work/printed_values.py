@@ -72,6 +72,8 @@ _STAMP = re.compile(
     r"(?:[IWE]\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ \S+\] )?"  # of Abseil
     r"(?:[\[(]?(?:\d{4}[-/])?\d\d[-/]\d\d[T ]\d\d:\d\d(?::\d\d)?\S*\s+)?"
 )
+# What trackers print at the end repeats values that they were told.
+_REPEATED = re.compile(r"(?:wandb|COMET [A-Z]+): ")
 _EPOCH_OF = re.compile(r"\bepoch\s*\((\w+)\)", re.IGNORECASE)  # of MMEngine: `Epoch(train)`
 _BOTH = re.compile(r"\[\s*(\d+)/\d+\]\s*\[\s*(\d+)/(\d+)\]")  # an epoch and a place in it
 _NUMBERED_EPOCH = re.compile(r"\W*train\w*: *(\d{1,9}) \[", re.IGNORECASE)  # of timm
@@ -133,6 +135,9 @@ class PrintedValues:
             return
         if "\x1b" in line:
             line = _COLOURS.sub("", line)
+        stamp = _STAMP.match(line)
+        if _REPEATED.match(line, stamp.end() if stamp else 0):
+            return
         found: tuple[float | None, dict[str, float]] | None
         if line.lstrip().startswith("|") or (self._cells is not None and _RULE.match(line.strip())):
             found = self._read_cell(line.strip())
