@@ -73,6 +73,7 @@ from cavvy.control.reconcile import HOSTS
 from cavvy.control.unit_of_work import join_writes, make_write
 from cavvy.control.warm_pool import MachinePool, WarmGang, WarmGangNotReady, WarmPool
 from cavvy.domain.allocations import Allocation
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.jobs import JOB_ENDS, Attempt, JobPhase, JobRecord
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.maintenance import Reservation
@@ -491,19 +492,10 @@ class QueueReconciler:
         if self._refused and (reason := self._refused.get(_needs_of(job))):
             return _wait_for_limit(job, reason, now)
         began = self._clock.now()
-        found = await self._find_all(job, snapshot, now)
-        lines = await self._rank(job, found)
-        if (admitted := self._admit(job, lines)) is None:
-            return _wait_for_limit(job, self._refused[_needs_of(job)], now)
-        lines, reserved, closed = self._keep_out(job, admitted, now)
-        if closed and not lines:
-            return wait_for_reservation(job, closed, now)
-        if job.task.pool is not None:
-            found, lines = (
-                [(each, wait_for_offers(each, some)) for each, some in found],
-                order_markets(lines),
-            )
-        decision = decide_turn(job, found, lines, scheduler, self._name_gang, now, reserved)
+        decision, lines = await self._decide(job, scheduler, snapshot, now)
+        if isinstance(decision, Start) and (finer := _find_finer(decision.place.job)):
+            scheduler.give_back([decision.place])
+            decision, lines = await self._decide(job, scheduler, snapshot, now, finer)
         match decision:
             case QueueWait():
                 return decision
@@ -529,6 +521,31 @@ class QueueReconciler:
         else:
             await write
         return None
+
+    async def _decide(
+        self,
+        job: JobRecord,
+        scheduler: JobScheduler,
+        snapshot: MarketSnapshot,
+        now: datetime,
+        tried: NodeRange | None = None,
+    ) -> tuple[Start | QueueWait | AdvanceJob, Sequence[tuple[JobRecord, tuple[Offer, ...]]]]:
+        """Decide whether the job starts, if it is elastic with one of the sizes `tried`. Return the
+        decision, and the offers that the job may use."""
+        found = await self._find_all(job, snapshot, now, tried)
+        lines = await self._rank(job, found)
+        if (admitted := self._admit(job, lines)) is None:
+            return _wait_for_limit(job, self._refused[_needs_of(job)], now), ()
+        lines, reserved, closed = self._keep_out(job, admitted, now)
+        if closed and not lines:
+            return wait_for_reservation(job, closed, now), ()
+        if job.task.pool is not None:
+            found, lines = (
+                [(each, wait_for_offers(each, some)) for each, some in found],
+                order_markets(lines),
+            )
+        decision = decide_turn(job, found, lines, scheduler, self._name_gang, now, reserved)
+        return decision, lines
 
     def _keep_out(
         self, job: JobRecord, lines: Sequence[tuple[JobRecord, tuple[Offer, ...]]], now: datetime
@@ -653,11 +670,15 @@ class QueueReconciler:
         return max(timedelta(0), min(waits)) if waits else None
 
     async def _find_all(
-        self, job: JobRecord, snapshot: MarketSnapshot, now: datetime
+        self,
+        job: JobRecord,
+        snapshot: MarketSnapshot,
+        now: datetime,
+        tried: NodeRange | None = None,
     ) -> Sequence[tuple[JobRecord, Candidates]]:
-        """Return the candidates of each alternative and size of the job."""
+        """Return the candidates of each alternative and size of the job, see `jobs_of`."""
         found: list[tuple[JobRecord, Candidates]] = []
-        for each in jobs_of(job):
+        for each in jobs_of(job, tried):
             if found:
                 await self._clock.rest()  # requests have their turn
             found.append((each, await self._candidates(each, snapshot, now)))
@@ -792,6 +813,13 @@ def _note_plan(changes: RowChanges, planned: tuple[datetime, datetime]) -> RowCh
     """Record when the offers were compared that the new attempts are on."""
     attempts = tuple(replace(each, planned=planned) for each in changes.attempts)
     return replace(changes, attempts=attempts)
+
+
+def _find_finer(job: JobRecord) -> NodeRange | None:
+    """Return the sizes between the one with which the job can start, and the next larger one that
+    was tried."""
+    sizes = job.task.elastic
+    return None if sizes is None else sizes.find_finer(job.task.nodes, job.most_nodes)
 
 
 def _line_of(job: JobRecord) -> tuple[str, str, str] | None:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from cavvy.domain.values import Struct
 
-# The most sizes that are tried of one job. Each is compared with all offers, at every pass of the
-# queue: 25 ms of CPU time for 2,000 offers.
+# The most sizes that are tried of one job at once. At every pass of the queue, each is compared
+# with all offers, which takes 30 ms of CPU time for 2,000 of them.
 MOST_SIZES = 16
 
 
@@ -32,6 +32,12 @@ class NodeRange(Struct, frozen=True, kw_only=True):
                 break
             sizes.append(max(size + 1, round(size * (top / size) ** (1 / left))))
         return sizes[::-1]
+
+    def find_finer(self, size: int, most: int | None = None) -> "NodeRange | None":
+        """Return the range from a tried size to below the next larger one, for a job that can start
+        on the former, but not on the latter; None if there is no size between them."""
+        larger = min((each for each in self.list_sizes(most) if each > size), default=size)
+        return NodeRange(least=size, most=larger - 1) if larger > size + 1 else None
 
     def __contains__(self, nodes: int) -> bool:
         return self.least <= nodes <= self.most

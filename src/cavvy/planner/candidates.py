@@ -13,6 +13,7 @@ from itertools import groupby
 from cavvy.catalog.fit import Constraint, OfferMatches, match_offers, names_instance
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
 from cavvy.domain.credentials import CredentialBook, split_account
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.jobs import JobRecord, PlanState
 from cavvy.domain.offers import Offer, list_sellers
 from cavvy.domain.policies import BoundPolicy, PolicyBook
@@ -369,13 +370,13 @@ def tasks_of(task: TaskSpec) -> tuple[TaskSpec, ...]:
     return tuple(replace(task, resources=each) for each in task.resources.choices)
 
 
-def jobs_of(job: JobRecord) -> tuple[JobRecord, ...]:
+def jobs_of(job: JobRecord, tried: NodeRange | None = None) -> tuple[JobRecord, ...]:
     """Return one job for each alternative of its task and, if the job is elastic, for each size,
-    the largest one first."""
+    the largest one first; with `tried`, for the sizes of this part of its range."""
     if job.task.elastic is None:
         sized: Sequence[TaskSpec] = (job.task,)
     else:
-        sizes = job.task.elastic.list_sizes(job.most_nodes)
+        sizes = (tried or job.task.elastic).list_sizes(job.most_nodes)
         sized = [replace(job.task, nodes=nodes) for nodes in sizes]
     if len(sized) == 1 and not job.task.resources.any_of:
         return (job,)

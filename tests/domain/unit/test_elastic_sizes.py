@@ -23,6 +23,15 @@ def test_of_a_wide_range_few_sizes_are_tried_from_end_to_end() -> None:
     assert NodeRange(least=2, most=10_000).list_sizes(1) == [2]
 
 
+def test_the_sizes_between_two_that_were_tried() -> None:
+    wide = NodeRange(least=1, most=64)
+    assert wide.list_sizes()[:4] == [64, 51, 40, 32]
+    assert wide.find_finer(40) == NodeRange(least=40, most=50)
+    assert wide.find_finer(64) is None
+    assert wide.find_finer(40, most=40) is None
+    assert NodeRange(least=1, most=16).find_finer(4) is None
+
+
 def test_the_best_size_that_fits_is_first() -> None:
     sizes = [
         ElasticSize(nodes=nodes, accelerator=name, accelerators_per_node=8, throughput=speed)

@@ -53,6 +53,14 @@ def test_a_job_starts_on_what_is_there() -> None:
     assert sizes(trace) == [16], tell(trace)
 
 
+def test_a_job_with_a_wide_range_leaves_none_that_are_free() -> None:
+    wide = replace(TASK, nodes=1, elastic=NodeRange(least=1, most=20), env={"FAKE_RUN_S": "60"})
+    assert wide.elastic is not None
+    assert 13 not in wide.elastic.list_sizes(), "it is tried only once 12 fits, and 14 does not"
+    [trace] = run(wide, offers=(replace(FEW, capacity=13),)).traces
+    assert sizes(trace) == [13], tell(trace)
+
+
 def test_a_job_waits_for_its_least_number_of_nodes() -> None:
     rigid = replace(TASK, name="rigid", elastic=None, nodes=4, env={"FAKE_RUN_S": "600"})
     submissions = (SimSubmission(task=rigid), SimSubmission(task=TASK, at_s=60))
