@@ -1,8 +1,10 @@
 """Options of functions, images, frames and apps."""
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import cavvy
 from cavvy.capabilities.functions.app import App, FunctionClass
@@ -14,6 +16,7 @@ from cavvy.capabilities.functions.image import FunctionImage
 from cavvy.capabilities.functions.jobs import describe_app, group_functions
 from cavvy.capabilities.functions.options import read_length, read_options
 from cavvy.capabilities.functions.program import find_program
+from cavvy.cli.main import cli
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.sdk.errors import InvalidArgument
 
@@ -172,6 +175,30 @@ def test_what_is_no_frame(data: bytes) -> None:
 )
 def test_files_that_make_an_app(text: str, found: bool) -> None:
     assert (find_program(text) is not None) is found
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "told"),
+    [
+        (
+            ["run", "app.py", "--text", "hi"],
+            "import cavvy\napp = cavvy.App('x')\n",
+            "app.py -- --text",
+        ),
+        (["run", "app.py"], "import modal\napp = modal.App('x')\n", "`cavvy import app.py"),
+        (["deploy", "app.py"], "from modal import App\napp = App('x')\n", "`cavvy import app.py"),
+        (["dev", "app.py"], "VALUE = 1\n", "app.py makes no app"),
+    ],
+)
+def test_files_that_are_not_run(
+    words: list[str], text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "app.py").write_text(text)
+    done = CliRunner().invoke(cli, words)
+    assert done.exit_code == 2
+    assert told in done.output
 
 
 def test_words_become_arguments_of_the_main_function() -> None:

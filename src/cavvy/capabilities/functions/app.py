@@ -584,6 +584,12 @@ def list_apps() -> Sequence[App]:
     return list(_apps.values())
 
 
+def drop_apps(module: str) -> None:
+    """Forget the apps that a module has made, which is loaded again."""
+    for name in [name for name, each in _apps.items() if each.place.module == module]:
+        del _apps[name]
+
+
 def name_place(raw: object) -> str:
     """Return where a function or class is defined, as FILE:LINE."""
     code = getattr(raw, "__code__", None)

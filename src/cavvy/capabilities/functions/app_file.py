@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cavvy.capabilities.functions.app import MAIN, App, list_apps, name_place
+from cavvy.capabilities.functions.app import MAIN, App, drop_apps, list_apps, name_place
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.sdk.errors import CavvyError
 
@@ -18,6 +18,7 @@ _WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0"
 
 def load_file(path: Path) -> ModuleType:
     """Import the file. Raises CommandFailure."""
+    drop_apps(MAIN)
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -30,6 +31,12 @@ def load_file(path: Path) -> ModuleType:
         found.loader.exec_module(module)
     except CavvyError as error:
         raise CommandFailure(error.message, error.hint, exit_code=2) from error
+    except SystemExit as error:
+        raise CommandFailure(
+            f"{path} ends the program while it is imported (exit code {error.code})",
+            "call sys.exit inside the function marked with @app.main()",
+            exit_code=2,
+        ) from error
     except Exception as error:
         print_traceback(error)
         raise CommandFailure(
@@ -45,6 +52,12 @@ def find_entry(path: Path) -> App:
     """Return the app of a loaded file that has a main function. Raises CommandFailure."""
     apps = [each for each in list_apps() if each.place.module == MAIN]
     found = [each for each in apps if each.entry is not None]
+    if not apps:
+        raise CommandFailure(
+            f"{path} makes no app",
+            'assign one at the upper level of the file: app = cavvy.App("NAME")',
+            exit_code=2,
+        )
     if not found:
         names = ", ".join(each.name for each in apps)
         raise CommandFailure(

@@ -20,7 +20,7 @@ import click
 from cavvy.capabilities.functions.app import MAIN, App, list_apps
 from cavvy.capabilities.functions.app_file import find_entry, load_file, print_traceback, read_words
 from cavvy.capabilities.functions.calls import AppRun
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.sdk.errors import CavvyError
 from cavvy.spec.ignore import list_files
 
@@ -43,6 +43,7 @@ class DevSession:
         self._path, self._words, self._project, self._consent = path, words, project, consent
         self._folder = path.parent
         self._marks: _Marks = {}
+        self._unsent: set[str] = set()  # changed files that the jobs do not have yet
         self._runs: dict[str, AppRun] = {}
         self._look_s = 0.0  # how long a look takes
 
@@ -52,7 +53,11 @@ class DevSession:
         sys.dont_write_bytecode = True  # a file may be saved twice in a second
         self._marks = self._look()
         load_file(self._path)
-        find_entry(self._path)
+        entry = find_entry(self._path).entry
+        assert entry is not None
+        read_words(
+            entry, self._words
+        )  # wrong words end the command: no change of a file mends them
         signal.signal(signal.SIGUSR1, _interrupt)
         try:
             while True:
@@ -80,13 +85,16 @@ class DevSession:
                 found = app.entry(**read_words(app.entry, self._words))
                 if inspect.iscoroutine(found):
                     asyncio.run(found)
-            except CommandFailure as error:
-                click.echo(f"error: {error.message}", err=True)
-            except CavvyError as error:
-                click.echo(f"error: {error.message}\nhint: {error.hint}", err=True)
+            except (CommandFailure, CavvyError) as error:
+                _tell(error)
+            except SystemExit as error:
+                if error.code not in (None, 0):
+                    told = error.code if isinstance(error.code, str) else f"exit code {error.code}"
+                    note_out(f"the main function has ended the program: {told}", "error")
             except Exception as error:  # noqa: BLE001 - the user's code raises anything
                 print_traceback(error)
             sys.stdout.flush()
+        click.echo(f"-- waiting for a change in {self._folder}", err=True)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -135,7 +143,7 @@ class DevSession:
         """Load the changed files here, and send them to the jobs. Return False if they cannot be
         loaded, after saying why."""
         marks = self._look()
-        changed = {
+        self._unsent |= {
             os.path.relpath(each, self._folder)
             for each in marks.keys() | self._marks.keys()
             if marks.get(each) != self._marks.get(each)
@@ -149,15 +157,15 @@ class DevSession:
         try:
             load_file(self._path)
             find_entry(self._path)
-            for app in list_apps():
-                if app.place.module == MAIN and app.name in self._runs:
-                    self._send(app, self._runs[app.name], changed)
-        except CommandFailure as error:
-            click.echo(f"error: {error.message}\nhint: {error.hint}", err=True)
+            apps = {each.name: each for each in list_apps() if each.place.module == MAIN}
+            for name in self._runs.keys() - apps.keys():
+                self._runs.pop(name).close()
+            for name, run in self._runs.items():
+                self._send(apps[name], run, self._unsent)
+        except (CommandFailure, CavvyError) as error:
+            _tell(error)
             return False
-        except CavvyError as error:
-            click.echo(f"error: {error.message}\nhint: {error.hint}", err=True)
-            return False
+        self._unsent = set()
         return True
 
     def _send(self, app: App, run: AppRun, changed: set[str]) -> None:
@@ -174,6 +182,12 @@ class DevSession:
             return (self._folder / inside).read_bytes()
         except OSError:
             return None
+
+
+def _tell(error: CommandFailure | CavvyError) -> None:
+    note_out(error.message, "error")
+    if error.hint:
+        note_out(error.hint, "hint")
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

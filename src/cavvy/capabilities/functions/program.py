@@ -18,27 +18,33 @@ from cavvy.sdk.errors import CavvyError
 
 def find_program(text: str) -> Program | None:
     """Return what the commands do with the file of this text if it makes an app: if it assigns
-    `cavvy.App(...)` at its upper level.
+    `cavvy.App(...)` at its upper level. For `modal.App(...)`, they say how to rewrite it.
     """
-    if "cavvy" not in text or "App" not in text:
-        return None
+    for module, program in (("cavvy", APP_PROGRAM), ("modal", _MODAL_PROGRAM)):
+        if module in text and "App" in text and _makes_app(text, module):
+            return program
+    return None
+
+
+def _makes_app(text: str, source: str) -> bool:
+    """Return whether a program assigns `App(...)` of this module at its upper level."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return None
+        return False
     modules, names = set(), set()
     for step in tree.body:
         if isinstance(step, ast.Import):
-            modules |= {each.asname or each.name for each in step.names if each.name == "cavvy"}
-        elif isinstance(step, ast.ImportFrom) and step.module == "cavvy" and not step.level:
+            modules |= {each.asname or each.name for each in step.names if each.name == source}
+        elif isinstance(step, ast.ImportFrom) and step.module == source and not step.level:
             names |= {each.asname or each.name for each in step.names if each.name == "App"}
         elif isinstance(step, ast.Assign | ast.AnnAssign) and isinstance(step.value, ast.Call):
             match step.value.func:
                 case ast.Attribute(attr="App", value=ast.Name(id=module)) if module in modules:
-                    return APP_PROGRAM
+                    return True
                 case ast.Name(id=name) if name in names:
-                    return APP_PROGRAM
-    return None
+                    return True
+    return False
 
 
 def run_program(path: Path, words: Sequence[str], project: str | None, consent: bool) -> None:
@@ -92,4 +98,14 @@ def dev_program(path: Path, words: Sequence[str], project: str | None, consent: 
     DevSession(path.resolve(), words, project, consent=consent).run()
 
 
+def _refuse_modal(path: Path, *_: object) -> None:
+    raise CommandFailure(
+        f"{path} makes an app of modal",
+        f"`cavvy import {path} --to NEW.py` rewrites it for Cavvy; `cavvy run -- python {path}` "
+        "runs it as it is",
+        exit_code=2,
+    )
+
+
+_MODAL_PROGRAM = Program(_refuse_modal, _refuse_modal, _refuse_modal)
 APP_PROGRAM = Program(run_program, deploy_program, dev_program)

@@ -28,6 +28,17 @@ class Program(NamedTuple):
 class ProgramCommand(TaskCommand):
     """A command for task files that also takes such Python files; the words after -- are theirs."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        file = next((each for each in args if each.endswith(".py")), "")
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if not file or find_program(file) is None:
+                raise
+            hint = f"options of the program itself stand behind --: {ctx.command_path} {file} -- "
+            hint += f"{error.option_name} VALUE"
+            raise CommandFailure(f"there is no option {error.option_name}", hint, 2) from error
+
     def invoke(self, ctx: click.Context) -> object:
         file = str(ctx.params.get("file") or "")
         program = find_program(file) if file.endswith(".py") else None
@@ -55,9 +66,7 @@ class DeployCommand(click.Command):
         file = args[0] if args and args[0].endswith(".py") else ""
         program = find_program(file) if file else None
         if program is None:
-            if file and Path(file).is_file():
-                hint = 'such a file has a line like `app = cavvy.App("embed")`'
-                raise CommandFailure(f"{file} makes no app", hint, exit_code=2)
+            _refuse_script(file)
             return super().parse_args(ctx, args)
         given = _read_kept(self, ctx, args)
         ctx.meta[_PROGRAM] = partial(program.deploy, Path(file), *given)
@@ -76,6 +85,7 @@ class DevProgramCommand(TaskCommand):
         file = args[0] if args and args[0].endswith(".py") else ""
         program = find_program(file) if file else None
         if program is None:
+            _refuse_script(file)
             return False
         words: list[str] = []
         if "--" in args:
@@ -88,6 +98,13 @@ class DevProgramCommand(TaskCommand):
     def invoke(self, ctx: click.Context) -> object:
         dev = ctx.meta.get(_PROGRAM)
         return super().invoke(ctx) if dev is None else dev()
+
+
+def _refuse_script(file: str) -> None:
+    """Raise CommandFailure if this is a Python file: one that makes no app, or it would be run."""
+    if file and Path(file).is_file():
+        hint = 'such a file has a line like `app = cavvy.App("embed")`'
+        raise CommandFailure(f"{file} makes no app", hint, exit_code=2)
 
 
 def _read_kept(
