@@ -512,6 +512,13 @@ def _() -> object:
     return len(mmap.mmap(-1, 2 << 20, flags=private | huge))
 
 
+@attempt("memory-in-a-pipe")
+def _() -> str:
+    held = ctypes.create_string_buffer(4096)
+    part = struct.pack("@PN", ctypes.addressof(held), 4096)
+    return f"returned {call(278, 75, long(os.pipe()[1]), part, long(1), long(0))}"
+
+
 @attempt("own-listener")
 def _() -> str:
     """Who answers the questions of a filter could allow what the sandbox's own asks about."""

@@ -67,6 +67,7 @@ REFUSED = {
     "open_by_handle_at": (304, 265),
     "fanotify_init": (300, 262),
     "fanotify_mark": (301, 263),
+    "vmsplice": (278, 75),  # a pipe would keep a huge page of 2 MiB that no process has any more
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
     "set_mempolicy_home_node": (450, 450),
