@@ -5,6 +5,7 @@ import io
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 import cavvy
+from cavvy.capabilities.functions import meeting
 from cavvy.capabilities.functions.app import App
 from cavvy.capabilities.functions.calls import AppRun, FunctionCall, dial_broker
 from cavvy.capabilities.functions.errors import CallCancelled, CallFailed, WorkerLost
@@ -474,6 +476,35 @@ def test_a_socket_of_others_is_told_nothing(answer: Head | None, tmp_path: Path)
         running.join(_START_S)
     assert [head["op"] for head, _ in CallFrames().feed(bytes(heard))] == ["hello"]
     assert _KEY.encode() not in heard
+
+
+@pytest.mark.parametrize("pause_s", [0.05, 0.0])
+def test_who_listens_cannot_keep_a_caller_waiting(
+    pause_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends a head that has no end, some bytes at a time, or many."""
+    monkeypatch.setattr(meeting, "_GREET_S", 0.3 if pause_s else _START_S)
+    tmp_path.chmod(0o700)
+    path, over = str(tmp_path / "x.sock"), threading.Event()
+
+    def listen(server: socket.socket) -> None:
+        connection, _ = server.accept()
+        with connection, suppress(OSError):
+            connection.sendall(struct.pack(">II", 100_000, 0))
+            for _ in range(200):
+                connection.sendall(bytes(1 if pause_s else 100))
+                over.wait(pause_s)
+            over.wait(_START_S if not pause_s else 0)
+
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path)
+        server.listen()
+        thread = threading.Thread(target=listen, args=(server,), daemon=True)
+        thread.start()
+        with pytest.raises(TimeoutError if pause_s else ConnectionRefusedError):
+            dial_here(f"{path}:{_KEY}")
+        over.set()
+        thread.join(_START_S)
 
 
 def test_a_folder_of_others_is_not_entered(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec.json import decode
+from msgspec import Raw
+from msgspec.json import decode, encode
 
 from cavvy.capabilities.functions import dispatcher, wire
 from cavvy.capabilities.functions.dispatcher import BrokerSession
@@ -16,6 +18,7 @@ from cavvy.capabilities.functions.rows import EndedCall, FunctionCallRow
 from cavvy.capabilities.functions.stored_calls import read_kept
 from cavvy.capabilities.functions.tunnel import _read_address
 from cavvy.client.tunnel import RemoteError
+from cavvy.domain.jobs import JobPhase
 
 
 class Owner:
@@ -160,6 +163,39 @@ async def test_what_a_broker_tells_of_a_failure_can_be_stored(ran_s: object) -> 
     assert (failed.state, end.kind, end.text, end.trace) == ("failed", *["no file a?"] * 3)
     assert end.ran_s == (1.5 if ran_s == 1.5 else None)
     assert done.result == b"two"
+
+
+async def test_a_broker_that_does_not_answer_is_dialled_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dials, looks = [], 30
+    queued: Any = SimpleNamespace(id="job", phase=JobPhase.QUEUED)
+
+    def dial(meet: str) -> None:
+        dials.append(meet)
+        raise TimeoutError
+
+    async def find_jobs(_: list[str]) -> list[Any]:
+        nonlocal looks
+        looks -= 1
+        return [queued] if looks > 0 else []
+
+    async def find_job(*_: object) -> Any:
+        return queued
+
+    monkeypatch.setattr(dispatcher, "dial_here", dial)
+    monkeypatch.setattr(dispatcher, "is_own_place", lambda _: True)
+    monkeypatch.setattr(dispatcher, "_DIAL_S", 0.0)
+    monkeypatch.setattr(dispatcher, "_PAUSE_S", 3600.0)
+    monkeypatch.setattr(dispatcher, "_DIAL_PAUSE_S", 3600.0)
+    state: Any = SimpleNamespace(store=SimpleNamespace(find_jobs=find_jobs))
+    owner: Any = None
+    calls = dispatcher.AppCalls(owner, state, "functions/team/embed")
+    monkeypatch.setattr(calls, "_find_job", find_job)
+    document = wire.AppPartAsk(text="", origin=Raw(b"{}"), snapshot="", meet="here", functions=[])
+    part: Any = SimpleNamespace(document=encode(document))
+    assert await calls._connect(part, set()) is None
+    assert dials == ["here"]
 
 
 class Bomb:

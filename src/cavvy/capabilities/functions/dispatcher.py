@@ -9,6 +9,7 @@ knows by a call's ID that it runs or has ended already.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from itertools import accumulate
@@ -59,6 +60,8 @@ _LOOK_S = 1.0  # between two looks at the calls, if nothing tells of new ones
 _STAY_S = 20.0  # for which a connection stays without calls
 _HERE_S, _DIAL_S = 3.0, 0.02  # as callers do: `jobs.FunctionJob`
 _PAUSE_S = 0.5  # before another try
+_DIAL_PAUSE_S = 30.0  # the longest before another try of a broker that did not answer
+_dials = ThreadPoolExecutor(4, thread_name_prefix="dials")  # which take 2 s if nothing answers
 _MOST_JOBS = 3  # that end before they take calls
 _RECEIVE = 1 << 18
 _LONGEST_S = 1e9  # of a call
@@ -168,6 +171,7 @@ class AppCalls:
     def __init__(self, owner: FunctionCalls, state: AppState, key: str) -> None:
         self._owner, self._state, self._key = owner, state, key
         _, self.project, self.app = key.split("/")
+        self._dial_at = self._dial_pause_s = 0.0  # of brokers that let the server wait
         self._ended = 0  # jobs in a row that took no call
         self._new: set[str] = set()  # jobs that were submitted here and took no call yet
         self._sent: set[str] = set()  # calls that a broker has
@@ -263,10 +267,16 @@ class AppCalls:
         meet = decode(part.document, type=wire.AppPartAsk).meet
         loop, running_at = asyncio.get_running_loop(), 0.0
         while job is not None:
-            if is_own_place(meet):
-                with suppress(OSError):
-                    made = await asyncio.to_thread(dial_here, meet)
+            if is_own_place(meet) and loop.time() >= self._dial_at:
+                try:
+                    made = await loop.run_in_executor(_dials, dial_here, meet)
+                    self._dial_pause_s = 0.0
                     return (*await asyncio.open_unix_connection(sock=made), [])
+                except TimeoutError:  # the job is the app's: it may keep threads from others
+                    self._dial_pause_s = min(2 * self._dial_pause_s + _PAUSE_S, _DIAL_PAUSE_S)
+                    self._dial_at = loop.time() + self._dial_pause_s
+                except OSError:
+                    pass
             found = await self._state.store.find_jobs([job.id])
             if not found or found[0].phase in JOB_ENDS:
                 self._ended += 1

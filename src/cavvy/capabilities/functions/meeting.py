@@ -10,12 +10,14 @@ import tempfile
 from contextlib import suppress
 from hmac import compare_digest
 from secrets import token_hex
+from time import monotonic
 from typing import Any
 
 from cavvy.capabilities.functions.frames import CallFrames, WrongFrame, pack, prove
 from cavvy.sdk.errors import CavvyError
 
-_GREET_S = 2.0  # for each answer of a broker
+_GREET_S = 2.0  # for all that a broker says before it takes calls
+_MOST_GREETING = 4096  # bytes of each of its answers
 _PEER = struct.Struct("3i")  # process, user and group
 
 
@@ -47,18 +49,19 @@ def dial_here(meet: str) -> socket.socket:
         raise ConnectionRefusedError(f"{path} is in no folder of this user alone")
     made = socket.socket(socket.AF_UNIX)
     try:
+        until = monotonic() + _GREET_S
         made.settimeout(_GREET_S)
         made.connect(path)
         _check_peer(made)
         nonce = token_hex(16)
         made.sendall(pack({"op": "hello", "id": 0, "nonce": nonce}))
-        answer = _read_frame(made, "challenge")
+        answer = _read_frame(made, "challenge", until)
         nonces = f"{nonce}:{answer.get('nonce')}"
         if not compare_digest(str(answer.get("proof")).encode(), _prove(key, "broker", nonces)):
             raise ConnectionRefusedError(f"who listens at {path} does not know its key")
         proof = _prove(key, "caller", nonces).decode()
         made.sendall(pack({"op": "hello", "id": 0, "proof": proof}))
-        _read_frame(made, "welcome")
+        _read_frame(made, "welcome", until)
         made.settimeout(None)
     except BaseException:
         made.close()
@@ -89,10 +92,18 @@ def _prove(key: str, role: str, nonces: str) -> bytes:
     return prove(key, role, nonces).encode()
 
 
-def _read_frame(connection: socket.socket, op: str) -> dict[str, Any]:
-    """Return the head of the next frame, which must be this one. Raises OSError."""
-    reader = CallFrames()
-    while data := connection.recv(4096):
+def _read_frame(connection: socket.socket, op: str, until: float) -> dict[str, Any]:
+    """Return the head of the next frame, which must be this one and arrive in time. Raises
+    OSError."""
+    reader, left = CallFrames(), _MOST_GREETING
+    while left > 0:
+        # not the time of each `recv`: who listens may send one byte at a time
+        if (left_s := until - monotonic()) <= 0:
+            raise TimeoutError(f"who listens does not say {op} within {_GREET_S:g} s")
+        connection.settimeout(left_s)
+        if not (data := connection.recv(left)):
+            break
+        left -= len(data)
         try:
             found = reader.feed(data)
         except WrongFrame as error:
