@@ -11,7 +11,7 @@ from tests.api.api.test_api_accounts import code
 from tests.api.api_state import Api
 from tests.functions.api.test_api_apps import ASK, BASE, PART
 
-from cavvy.capabilities.functions import routes, wire
+from cavvy.capabilities.functions import dispatcher, routes, wire
 from cavvy.capabilities.functions.dispatcher import find_calls
 from cavvy.capabilities.functions.rows import DONE, FAILED, EndedCall
 from cavvy.capabilities.functions.schema import (
@@ -104,6 +104,25 @@ async def test_calls_that_are_refused(
 ) -> None:
     assert code(await calls.http.post(f"{PATH}/calls", json={"calls": [call]})) == expected
     assert (await calls.http.get(f"{PATH}/calls")).json() == []
+
+
+async def test_a_project_keeps_some_bytes_of_calls(
+    calls: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatcher, "MOST_KEPT", 10)
+    monkeypatch.setattr(dispatcher, "_COUNT_AGAIN_S", 0.0)
+    asked = {"calls": [make_call(body=b"four"), make_call(body=b"four")]}
+    taken = (await calls.http.post(f"{PATH}/calls", json=asked)).json()
+    refused = await calls.http.post(f"{PATH}/calls", json=asked)
+    assert code(refused) == (422, "invalid-request")
+    assert "kept calls of project team" in refused.json()["message"]
+    await end(calls, taken[0]["id"], b"six676")  # its arguments are kept no longer
+    assert await find_calls(calls.app_state).find_room("team", 3) == 0
+    assert code(await calls.http.post(f"{PATH}/calls", json=asked)) == (422, "invalid-request")
+    await calls.http.delete(f"{PATH}/calls/{taken[1]['id']}")
+    one = {"calls": [make_call(body=b"four")]}
+    assert (await calls.http.post(f"{PATH}/calls", json=one)).status_code == 200
+    assert await find_calls(calls.app_state).find_room("other", 1) == 10
 
 
 async def test_long_results_are_read_some_at_a_time(

@@ -26,6 +26,13 @@ class Owner:
 
     def __init__(self) -> None:
         self.stored: list[EndedCall] = []
+        self.room = 1000
+
+    async def find_room(self, project: str, wanted: int) -> int:
+        return self.room
+
+    def note_kept(self, project: str, size: int) -> None:
+        self.room -= size
 
     async def store_ended(self, ended: list[EndedCall]) -> None:
         self.stored += ended
@@ -196,6 +203,23 @@ async def test_a_broker_that_does_not_answer_is_dialled_seldom(
     part: Any = SimpleNamespace(document=encode(document))
     assert await calls._connect(part, set()) is None
     assert dials == ["here"]
+
+
+async def test_results_that_the_project_has_no_room_for() -> None:
+    """The calls fail, and those with short results go on."""
+    session, owner, _ = make_session(4)
+    owner.room = 5
+    for number, size in enumerate((4, 2, 1, 0), 1):
+        session._hear({"op": "done", "id": number}, bytes(size))
+    await session._put_ended()
+    assert [(each.state, len(each.result)) for each in owner.stored] == [
+        ("done", 4),
+        ("failed", 0),
+        ("done", 1),
+        ("done", 0),
+    ]
+    assert "may have 10,737,418,240 bytes" in owner.stored[1].answer
+    assert owner.room == 0
 
 
 class Bomb:

@@ -54,6 +54,8 @@ from cavvy.store.base import RowNotFound, StoreUnusable
 
 MOST_RESULT = 16 << 20  # bytes of a result
 MOST_HELD = 64 << 20  # bytes of long results, and of arguments, that are in memory for an app
+MOST_KEPT = 10 << 30  # bytes of arguments and results of a project
+_COUNT_S, _COUNT_AGAIN_S = 300.0, 5.0  # between two counts of them, and if there is no room
 _PREFIX = "functions/"  # of keys, before the project and the app
 _WINDOW = 512  # calls of an app that were sent and have no result
 _LOOK_S = 1.0  # between two looks at the calls, if nothing tells of new ones
@@ -84,6 +86,7 @@ class FunctionCalls(StandingReconciler):
         self.apps = FunctionRows(*parts.store.database)
         self._state: AppState | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._kept: dict[str, tuple[float, int]] = {}  # bytes of a project, and when counted
 
     def open(self, app_state: object) -> None:
         assert isinstance(app_state, AppState)
@@ -136,6 +139,25 @@ class FunctionCalls(StandingReconciler):
         await self.rows.end(ended, self._parts.clock.now())
         if self._state is not None:
             self._state.watch.wake(*(name_call(each.id) for each in ended))
+
+    async def find_room(self, project: str, wanted: int) -> int:
+        """Return how many bytes more the kept calls of a project may have: if it is less than
+        `wanted`, as they are stored now. Other servers count for themselves, so that together they
+        may store somewhat more.
+        """
+        now = asyncio.get_running_loop().time()
+        at, used = self._kept.get(project, (-_COUNT_S, 0))
+        age_s = now - at
+        if age_s >= _COUNT_S or (age_s >= _COUNT_AGAIN_S and used + wanted > MOST_KEPT):
+            used = await self.rows.count_bytes(project)
+            self._kept[project] = now, used
+        return MOST_KEPT - used
+
+    def note_kept(self, project: str, size: int) -> None:
+        """Note that calls of a project have these bytes more."""
+        if project in self._kept:
+            at, used = self._kept[project]
+            self._kept[project] = at, used + size
 
     def open_node(self, job: str, gang: str) -> NodeTunnel:
         """Return an unopened tunnel to the node of a job."""
@@ -584,10 +606,12 @@ class BrokerSession:
         if not ended:
             return
         try:
-            await self._owner.store_ended([each for _, each in ended])
+            stored = await self._leave_out([each for _, each in ended])
+            await self._owner.store_ended(stored)
         except BaseException:
             self._ended = [*ended, *self._ended]
             raise
+        self._owner.note_kept(self._project, sum(len(each.result) for each in stored))
         for number, each in ended:
             self._numbers.pop(each.id, None)
             self._sent.discard(each.id)
@@ -596,6 +620,30 @@ class BrokerSession:
             self._writer.write(pack({"op": "confirm", "id": number}))
         self._fetch_more()
         self._news.set()
+
+    async def _leave_out(self, ended: list[EndedCall]) -> list[EndedCall]:
+        """Return how calls have ended, without the results that the project has no room for."""
+        size = sum(len(each.result) for each in ended)
+        left = await self._owner.find_room(self._project, size) if size else 0
+        stored = []
+        for each in ended:
+            left -= len(each.result)
+            if left < 0 and each.result:
+                left += len(each.result)
+                end = wire.CallEnd(kind="NotSendable", text=explain_full(self._project))
+                stored.append(EndedCall(each.id, FAILED, encode(end).decode()))
+            else:
+                stored.append(each)
+        return stored
+
+
+def explain_full(project: str) -> str:
+    """Return why no more bytes of calls are kept."""
+    return (
+        f"the arguments and results of the kept calls of project {project} may have {MOST_KEPT:,} "
+        "bytes: write long values to a volume or a bucket, or remove an app "
+        "whose results nobody needs; results of ended calls are removed after seven days"
+    )
 
 
 def read_seconds(head: Head) -> float | None:

@@ -24,7 +24,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user, principal_of
 from cavvy.api.wire import MIB, read_bytes, reply
 from cavvy.capabilities.functions import wire
-from cavvy.capabilities.functions.dispatcher import find_calls, name_call
+from cavvy.capabilities.functions.dispatcher import explain_full, find_calls, name_call
 from cavvy.capabilities.functions.rows import (
     CANCELLED,
     DONE,
@@ -390,6 +390,9 @@ async def _store(
             f"{_MOST_WAITING:,} calls of {name} wait already",
             "try again when some have ended, or cancel some",
         )
+    size = sum(len(each.body) for each in ask.calls)
+    if size > await calls.find_room(project, size):
+        raise ApiProblem("invalid-request", explain_full(project))
     await app_state.store.archive.check(project)
     user, now = name_user(request, ask.user), app_state.now()
     made = make_keys(len(ask.calls))
@@ -414,6 +417,7 @@ async def _store(
         for call_id, each in zip(made, ask.calls, strict=True)
     ]
     taken = [wire.CallTaken(id=each, created=new) for each, new in await calls.rows.add(stored)]
+    calls.note_kept(project, size)
     calls.look(project, name)
     return taken
 

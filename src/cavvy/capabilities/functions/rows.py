@@ -216,6 +216,12 @@ class CallRows:
         rows = await self._read(lambda session: session.run(sql, (project, app)).fetchall())
         return int(rows[0][0])
 
+    async def count_bytes(self, project: str) -> int:
+        """Return how many bytes the arguments and results of a project's calls have."""
+        sql = "SELECT COALESCE(SUM(LENGTH(body) + LENGTH(result)), 0) FROM function_calls "
+        rows = await self._read(partial(_fetch, f"{sql}WHERE project = ?", (project,)))
+        return int(rows[0][0])
+
     async def get(self, project: str, app: str, ids: Sequence[str]) -> list[FunctionCallRow]:
         """Return the calls of an app with these IDs, as far as they exist."""
         found: list[FunctionCallRow] = []
