@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 import pytest
 from msgspec.json import encode
-from tests.api.api.test_api_accounts import code
+from tests.api.api.test_api_accounts import add, code
+from tests.api.api.test_api_accounts import call as ask_as
 from tests.api.api_state import Api
 from tests.functions.api.test_api_apps import ASK, BASE, PART
 
@@ -123,6 +124,32 @@ async def test_a_project_keeps_some_bytes_of_calls(
     one = {"calls": [make_call(body=b"four")]}
     assert (await calls.http.post(f"{PATH}/calls", json=one)).status_code == 200
     assert await find_calls(calls.app_state).find_room("other", 1) == 10
+
+
+async def test_no_job_starts_in_the_name_of_one_who_may_run_none(calls: Api) -> None:
+    names = ("eve", "mallory", "ada")
+    eve, mallory, ada = [await add(calls, name, ("team", "member")) for name in names]
+    ids = {}
+    for name, token in zip(names, (eve, mallory, ada), strict=True):
+        asked = {"calls": [make_call()], "consent": name != "ada"}
+        taken = await ask_as(calls, token, "POST", "/projects/team/apps/embed/calls", asked)
+        ids[name] = taken.json()[0]["id"]
+    assert (await calls.http.delete("/v1/projects/team/roles/eve/member")).status_code == 204
+    assert (await calls.http.delete("/v1/accounts/mallory")).status_code == 204
+    await add(calls, "mallory", ("team", "member"))  # another person
+    owner = find_calls(calls.app_state)
+    app = dispatcher.AppCalls(owner, calls.app_state, "functions/team/embed")
+    (part,) = await owner.apps.parts("team", "embed")
+    found = await app._find_caller(part, {"resize"})
+    assert found is not None
+    assert (found.id, found.account) == (ids["ada"], "ada")
+    ended = {each["id"]: each for each in (await read(calls, *ids.values()))["ended"]}
+    assert {each["state"] for each in ended.values()} == {"failed"}
+    assert "eve may no longer run jobs" in ended[ids["eve"]]["end"]["text"]
+    assert "mallory was removed" in ended[ids["mallory"]]["end"]["text"]
+    assert (await calls.http.delete("/v1/projects/team/roles/ada/member")).status_code == 204
+    assert await app._find_job(part, {"resize"}) is None
+    assert [each["state"] for each in (await read(calls, ids["ada"]))["ended"]] == ["failed"]
 
 
 async def test_long_results_are_read_some_at_a_time(

@@ -38,9 +38,9 @@ from cavvy.control.parts import NO_DEVICES
 from cavvy.control.share import WorkShare
 from cavvy.control.sweep_keeper import NO_SWEEPS
 from cavvy.costs.extras import expect_extras
-from cavvy.domain.accounts import INSTALLATION
+from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.arrays import StoredArray, count_members, find_phase, is_array
-from cavvy.domain.authorization import list_line
+from cavvy.domain.authorization import PERMISSIONS, list_line
 from cavvy.domain.credentials import split_account
 from cavvy.domain.jobs import JOB_ENDS, JobRecord, RunOrigin
 from cavvy.domain.node_pools import NodePool
@@ -129,6 +129,27 @@ async def submit_task(
         # garbage collection keeps these blobs from now on, because the job is stored
         app_state.snapshots.add((project, origin.snapshot))
     return job, True
+
+
+async def check_runner(app_state: AppState, project: str, account: str, since: datetime) -> None:
+    """Raise ApiProblem if the person who asked for something at a time may no longer run jobs in a
+    project: what submits jobs later, in the name of a person, asks this. `account` is "" for the
+    owner of the server; a later account with this name may belong to another person. A role that
+    came with a sign-in counts after the sign-in has ended, too, as for the jobs themselves.
+    """
+    if not account:
+        return
+    found = next((each for each in await app_state.store.accounts() if each.name == account), None)
+    if found is None or found.disabled_at is not None or found.created_at > since:
+        raise ApiProblem("role-needed", f"the account {account} was removed or is disabled")
+    line = list_line(project, (await app_state.store.policies()).parents)
+    if not any(
+        Permission.RUN in PERMISSIONS[each.role]
+        for each in await app_state.store.roles()
+        if each.account == account and each.project in line
+    ):
+        text = f"the account {account} may no longer run jobs in project {project}"
+        raise ApiProblem("role-needed", text)
 
 
 async def submit_graph(

@@ -336,7 +336,7 @@ class AppCalls:
 
     async def _find_job(self, part: StoredPart, names: set[str]) -> JobRecord | None:
         """Return the job of a part; submit it, unless it waits or runs. Return None if the app was
-        deployed again meanwhile. Raises CannotRun.
+        deployed again meanwhile, or if no call waits any more. Raises CannotRun.
         """
         job = part.job
         found = await self._state.store.find_jobs([job]) if job else []
@@ -351,7 +351,8 @@ class AppCalls:
             if not job:
                 return None
         try:
-            made = await self._submit(part, job, names)
+            if (made := await self._submit(part, job, names)) is None:
+                return None
             now = await self._owner.apps.parts(self.project, self.app)
             if any(each.job == job for each in now):
                 self._new.add(job)
@@ -363,12 +364,14 @@ class AppCalls:
             hint = getattr(error, "hint", "")
             raise CannotRun(f"{error}\n{hint}".strip()) from error
 
-    async def _submit(self, part: StoredPart, job: str, names: set[str]) -> JobRecord:
+    async def _submit(self, part: StoredPart, job: str, names: set[str]) -> JobRecord | None:
         """Submit the job in the name of who called first, who has agreed to its cost by this call,
-        or by deploying the app. Raises ApiProblem, SpecError.
+        or by deploying the app. Return None if no call waits. Raises ApiProblem, SpecError.
         """
         document = decode(part.document, type=wire.AppPartAsk)
         caller = await self._find_caller(part, names)
+        if caller is None:
+            return None
         agreed = caller.consent or (
             document.consent and part.account is not None and part.account == (caller.account or "")
         )
@@ -385,17 +388,39 @@ class AppCalls:
         assert isinstance(made, JobRecord)  # no array, as `_REFUSED` of the routes says
         return made
 
-    async def _find_caller(self, part: StoredPart, names: set[str]) -> CallerOfCall:
-        """Return the first call whose caller has agreed to the costs, or else the first call."""
+    async def _find_caller(self, part: StoredPart, names: set[str]) -> CallerOfCall | None:
+        """Return the first call whose caller has agreed to the costs, or else the first call, of
+        callers who may run jobs; None if there is none any more."""
         waiting = await self._owner.rows.list_waiting(self.project, self.app, _WINDOW)
         ids = [call for call, name, _ in waiting if name in names]
-        calls = await self._owner.rows.list_callers(self.project, self.app, ids)
-        if not calls:
-            raise CannotRun("the calls were cancelled")
-        return next(
-            (each for each in calls if each.consent or (each.account or "") == part.account),
-            calls[0],
+        calls = await self._drop_barred(
+            await self._owner.rows.list_callers(self.project, self.app, ids)
         )
+        agreed = [each for each in calls if each.consent or (each.account or "") == part.account]
+        return next(iter([*agreed, *calls]), None)
+
+    async def _drop_barred(self, calls: Sequence[CallerOfCall]) -> Sequence[CallerOfCall]:
+        """Return the calls of those who may still run jobs in the project; let the others fail,
+        since a job is submitted in the name of who called.
+        """
+        oldest: dict[str | None, CallerOfCall] = {}
+        for each in calls:
+            oldest.setdefault(each.account, each)
+        barred: dict[str | None, str] = {}
+        for account, first in oldest.items():
+            try:
+                await submission.check_runner(
+                    self._state, self.project, account or "", first.created_at
+                )
+            except ApiProblem as error:
+                end = wire.CallEnd(kind="CallFailed", text=str(error))
+                barred[account] = encode(end).decode()
+        if barred:
+            ended = [each for each in calls if each.account in barred]
+            await self._owner.store_ended(
+                [EndedCall(each.id, FAILED, barred[each.account]) for each in ended]
+            )
+        return [each for each in calls if each.account not in barred]
 
 
 class LongResult(NamedTuple):
@@ -642,7 +667,7 @@ def explain_full(project: str) -> str:
     return (
         f"the arguments and results of the kept calls of project {project} may have {MOST_KEPT:,} "
         "bytes: write long values to a volume or a bucket, or remove an app "
-        "whose results nobody needs; results of ended calls are removed after seven days"
+        "whose results are read; results of ended calls are removed after seven days"
     )
 
 

@@ -141,12 +141,14 @@ class CallBrief(NamedTuple):
 
 
 class CallerOfCall(NamedTuple):
-    """Who made a call: the account, None for the owner of the server, the user, and whether the
-    call agrees to what a job costs."""
+    """Who made a call, and when: the account, None for the owner of the server, the user, and
+    whether the call agrees to what a job costs."""
 
+    id: str
     account: str | None
     user: str
     consent: bool
+    created_at: datetime
 
 
 class EndedCall(NamedTuple):
@@ -204,10 +206,14 @@ class CallRows:
         found: list[CallerOfCall] = []
         for begin in range(0, len(ids), _AT_ONCE):
             some = ids[begin : begin + _AT_ONCE]
-            sql = f"SELECT account, user_name, consent FROM function_calls WHERE {_OF_APP} "
+            columns = "id, account, user_name, consent, created_at"
+            sql = f"SELECT {columns} FROM function_calls WHERE {_OF_APP} "
             sql += f"AND id IN ({', '.join('?' * len(some))}) ORDER BY id"
             rows = await self._read(partial(_fetch, sql, (project, app, *some)))
-            found += [CallerOfCall(row[0], str(row[1]), bool(row[2])) for row in rows]
+            found += [
+                CallerOfCall(str(row[0]), row[1], str(row[2]), bool(row[3]), to_time(row[4]))
+                for row in rows
+            ]
         return found
 
     async def count(self, project: str, app: str) -> int:

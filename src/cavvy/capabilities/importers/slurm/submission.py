@@ -15,7 +15,7 @@ from starlette.requests import Request
 from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
 from cavvy.api.routes.agents import GangQuery, RankQuery, enter_attempt
-from cavvy.api.routes.submission import submit_task
+from cavvy.api.routes.submission import check_runner, submit_task
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import GANG
 from cavvy.api.wire import read
@@ -33,9 +33,7 @@ from cavvy.capabilities.importers.slurm.submitted import (
 )
 from cavvy.client import wire
 from cavvy.control.decide.job import cap_of
-from cavvy.domain.accounts import INSTALLATION, Permission
 from cavvy.domain.arrays import find_phase
-from cavvy.domain.authorization import PERMISSIONS, list_line
 from cavvy.domain.jobs import JobRecord, RunOrigin
 from cavvy.domain.units import format_usd
 from cavvy.spec.problems import SpecError
@@ -103,7 +101,7 @@ async def submit(request: Request, gang: GangQuery, rank: RankQuery) -> Submitte
     ask = await read(request, SubmitAsk, LIMIT)
     job = await app_state.store.job(attempt.job_id)
     _check_caller(job)
-    await _check_account(app_state, job)
+    await check_runner(app_state, job.project, job.account, job.since)
     reading, writing = app_state.store.database
     chain = await reading(lambda session: list_chain(session, job.id, job.array_id))
     after = _read_after(ask, job, chain)
@@ -220,28 +218,6 @@ def _check_caller(job: JobRecord) -> None:
             "only a script of Slurm that names sbatch itself may submit jobs",
             "write `type sbatch` in the script whose programs call it",
         )
-
-
-async def _check_account(app_state: AppState, job: JobRecord) -> None:
-    """Raise ApiProblem if the person whose job this is may no longer run jobs in its project. A
-    role that came with a sign-in counts after the sign-in has ended, too, as for the job itself.
-    """
-    if not job.account:  # of the server's owner
-        return
-    accounts = {each.name: each for each in await app_state.store.accounts()}
-    account = accounts.get(job.account)
-    parents = (await app_state.store.policies()).parents
-    line = {INSTALLATION, *list_line(job.project, parents)}
-    roles = [
-        each.role
-        for each in await app_state.store.roles()
-        if each.account == job.account and each.project in line
-    ]
-    if account is None or account.disabled_at is not None:
-        raise ApiProblem("role-needed", f"the account {job.account} of job {job.name} has ended")
-    if not any(Permission.RUN in PERMISSIONS[role] for role in roles):
-        text = f"the account {job.account} may no longer run jobs in project {job.project}"
-        raise ApiProblem("role-needed", text)
 
 
 def _list_options(ask: SubmitAsk) -> list[tuple[str, str | None]]:
