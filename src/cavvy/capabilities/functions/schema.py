@@ -212,11 +212,12 @@ def _find_in_object(
         if name not in value:
             yield f"{where or 'the body'} has no `{name}`"
     for name, each in value.items():
-        steps.take()
         inside = f"{where}.{name[:100]}".lstrip(".")
         if name in known:
             yield from find_faults(each, known[name], inside, steps)
-        elif more is False:
+            continue
+        steps.take()
+        if more is False:
             told = _list(", ", known) or "none"
             yield f"`{name[:100]}` is no argument; there are {told}"
         elif isinstance(more, Mapping):
