@@ -430,10 +430,12 @@ def join_reasons(reasons: Sequence[str]) -> str:
     return "; or ".join(told)
 
 
-def merge_candidates(found: Sequence[Candidates]) -> Candidates:
-    """Combine the candidates of all alternatives. The result is hopeless only if every alternative
-    is hopeless.
+def merge_candidates(placed: Sequence[tuple[JobRecord, Candidates]]) -> Candidates:
+    """Combine the candidates of all alternatives and sizes. The result is hopeless only if every
+    one is hopeless. Of an elastic job that must wait, only the fewest nodes count in the reason:
+    what keeps them from starting keeps more from it.
     """
+    found = [each for _, each in placed]
     if len(found) == 1:
         return found[0]
     offers = tuple(offer for each in found for offer in each.offers)
@@ -442,12 +444,14 @@ def merge_candidates(found: Sequence[Candidates]) -> Candidates:
         for each in found
         if each.plan_state is not None and (each.offers or not offers)
     ]
-    waiting = [each for each in found if not each.hopeless and not each.offers] or list(found)
+    stuck = [row for row in placed if not row[1].hopeless and not row[1].offers] or placed
+    least = min(job.task.nodes for job, _ in stuck)
+    waiting = [each for job, each in stuck if job.task.nodes == least]
     return Candidates(
         offers=offers,
         reason=join_reasons([each.reason for each in waiting]),
         hopeless=all(each.hopeless for each in found),
-        unusable=not offers and any(each.unusable for each in waiting),
+        unusable=not offers and any(each.unusable for _, each in stuck),
         again_at=min((each.again_at for each in found if each.again_at is not None), default=None),
         plan_state=decided[0] if decided else None,
     )

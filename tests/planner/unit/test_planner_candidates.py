@@ -7,6 +7,7 @@ import pytest
 from tests.records import make_job_record, make_offer
 
 from cavvy.domain.allocations import Host, SilentPlace, VolumeLocation
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.jobs import JobRecord, PlanState
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import (
@@ -52,6 +53,10 @@ def look(
     return find_candidates(
         job, market, found, lambda _task, _provider: objections, situation=known, now=NOW
     )
+
+
+def merge(found: list[Candidates]) -> Candidates:
+    return merge_candidates([(make_job(), each) for each in found])
 
 
 def make_job(task: TaskSpec | None = None, consented: bool = True) -> JobRecord:
@@ -329,15 +334,31 @@ def test_what_is_said_of_all_wishes_together() -> None:
         Candidates(reason="refused", again_at=late),
         Candidates(reason="full", again_at=soon),
     )
-    assert merge_candidates([never]) is never
-    both = merge_candidates([never, replace(never, reason="No offer: no A100")])
+    assert merge([never]) is never
+    both = merge([never, replace(never, reason="No offer: no A100")])
     assert (both.hopeless, both.reason) == (True, "No offer: no H100; or No offer: no A100")
-    waits = merge_candidates([never, cooldowns, other, other])
+    waits = merge([never, cooldowns, other, other])
     assert (waits.hopeless, waits.reason, waits.again_at) == (False, "refused; or full", soon)
-    assert merge_candidates([Candidates(offers=(SLOW,)), Candidates(offers=(FAST,))]).offers == (
+    assert merge([Candidates(offers=(SLOW,)), Candidates(offers=(FAST,))]).offers == (
         SLOW,
         FAST,
     )
+
+
+def test_of_the_sizes_of_a_job_only_the_least_is_a_reason() -> None:
+    """The same sentence with each number of nodes says no more."""
+    task = TaskSpec(name="t", run="true", nodes=3, elastic=NodeRange(least=3, most=200))
+    sizes = jobs_of(make_job(task))
+    full, never = [
+        [Candidates(reason=f"{each.task.nodes} nodes", hopeless=hopeless) for each in sizes]
+        for hopeless in (False, True)
+    ]
+    assert len(sizes) > 2
+    assert merge_candidates([*zip(sizes, never, strict=True)]).reason == "3 nodes"
+    some = [*never[:2], *full[2:-1], never[-1]]
+    waits = merge_candidates([*zip(sizes, some, strict=True)])
+    assert not waits.hopeless
+    assert waits.reason == f"{sizes[-2].task.nodes} nodes", "what can start at some time"
 
 
 def test_the_decision_for_several_wishes_is_that_of_one_which_has_offers_if_any_has() -> None:
@@ -346,11 +367,11 @@ def test_the_decision_for_several_wishes_is_that_of_one_which_has_offers_if_any_
         Candidates(reason="waits: idle", plan_state=waits),
         Candidates(offers=(FAST,), reason="spot", plan_state=goes),
     )
-    assert merge_candidates([idle, there]).plan_state == goes
-    assert merge_candidates([idle, Candidates(offers=(FAST,))]).plan_state is None, (
+    assert merge([idle, there]).plan_state == goes
+    assert merge([idle, Candidates(offers=(FAST,))]).plan_state is None, (
         "what is gone to was not decided by the policy"
     )
-    assert merge_candidates([idle, idle]).plan_state == waits, (
+    assert merge([idle, idle]).plan_state == waits, (
         "a job that waits by decision is told so, however many wishes it has"
     )
 

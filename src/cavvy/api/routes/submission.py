@@ -1074,7 +1074,7 @@ async def _look(
     first = tuple(
         offer for _, offers in ranked for offer in offers
     )  # offers of all alternatives, in the order in which they are tried
-    return replace(merge_candidates([each for _, each in found]), offers=first)
+    return replace(merge_candidates(found), offers=first)
 
 
 def describe_price(task: TaskSpec, offer: Offer) -> str:

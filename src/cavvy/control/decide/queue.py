@@ -81,7 +81,7 @@ def decide_turn(
     contains the candidates for each alternative of the task, and `ranked` contains the candidates'
     offers in the order of `rank_candidates`.
     """
-    candidates = merge_candidates([each for _, each in found])
+    candidates = merge_candidates(found)
     if candidates.hopeless and not candidates.offers:
         return AdvanceJob(phase=JobPhase.FAILED, reason=candidates.reason)
     if not candidates.offers:
@@ -116,7 +116,7 @@ def decide_group(
     them, return this job and its failure.
     """
     for turn in turns:
-        candidates = merge_candidates([each for _, each in turn.found])
+        candidates = merge_candidates(turn.found)
         if candidates.hopeless and not candidates.offers:
             return turn.job, AdvanceJob(phase=JobPhase.FAILED, reason=candidates.reason)
         if not candidates.offers:
