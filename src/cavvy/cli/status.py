@@ -129,6 +129,7 @@ def _facts(found: "ShownJob") -> list[tuple[str, object]]:
         ("reason", job.reason),
         ("submitted", f"{formatting.show_time(job.submitted_at)} by {job.user or 'unknown'}"),
     ]
+    facts += [("nodes", text)] if (text := formatting.range_of(job)) else []
     facts += [("machine", job.machine)] if job.machine else []
     if tags := formatting.tags_of(job):
         facts.append(("tags", formatting.show_tags(tags)))

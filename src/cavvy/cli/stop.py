@@ -14,10 +14,13 @@ from cavvy.cli.reach.session import list_jobs, named, project_option, session
 from cavvy.cli.view.failure import CommandFailure, confirm
 from cavvy.cli.view.formatting import ENDED, UNFINISHED, show_size
 from cavvy.cli.view.groups import CommandGroup
-from cavvy.cli.view.numbers import read_length
+from cavvy.cli.view.numbers import WholeRange, read_length
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
+    from cavvy.client.array_wire import ArrayDetail
+    from cavvy.client.service_wire import NamedService
+    from cavvy.client.wire import JobDetail
 
 
 @click.command("stop")
@@ -48,7 +51,7 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
             ids = [row.id for row in rows if not row.members]
             arrays = [row.id for row in rows if row.members]
         else:
-            found = [find_named(client, project, name, newest=True) for name in names]
+            found = _find_all(client, project, names)
             ids = [each.id for each in found if isinstance(each, JobDetail)]
             arrays = [each.array.id for each in found if isinstance(each, ArrayDetail)]
             services = [each.name for each in found if isinstance(each, NamedService)]
@@ -73,6 +76,26 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
         if not (ids or arrays or services):
             click.echo(f"project {project} has no unfinished jobs")
         _tell_services(client, project, None if everything else ids)
+
+
+def _find_all(
+    client: "ApiClient", project: str, names: tuple[str, ...]
+) -> "list[JobDetail | ArrayDetail | NamedService]":
+    """Return what the names mean. Raises CommandFailure, before anything is stopped."""
+    from cavvy.client import ApiError
+
+    found = []
+    for name in names:
+        try:
+            found.append(find_named(client, project, name, newest=True))
+        except (ApiError, CommandFailure) as error:
+            if len(names) == 1:
+                raise
+            hint = f"; {error.hint}" if error.hint else ""
+            raise CommandFailure(
+                f"{error}: none of the {len(names)} is stopped", f"leave {name} out{hint}"
+            ) from error
+    return found
 
 
 def _tell_services(client: "ApiClient", project: str, stopped: "list[str] | None") -> None:
@@ -242,7 +265,7 @@ def lose_node(name: str, project: str, rank: int, notice: str) -> None:
 
 @click.command("resize")
 @job_argument
-@click.argument("nodes", type=click.IntRange(1))
+@click.argument("nodes", type=WholeRange(1))
 @project_option
 def resize_command(name: str, nodes: int, project: str) -> None:
     """Change the number of nodes of an elastic job, whose `nodes` are a range such as 2..16. A

@@ -8,6 +8,7 @@ import pytest
 from cavvy.agent.documents import CheckpointConfig
 from cavvy.agent.work.folder import CannotBuild, link_checkpoint
 from cavvy.cli.task.checkpoint_notes import list_checkpoint_notes, object_to_checkpoint
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.tasks import CheckpointPolicy, ResourceSpec, SpotPolicy, TaskSpec
 from cavvy.domain.values import replace
 
@@ -21,6 +22,10 @@ TASK = TaskSpec(name="t", run="true", resources=ResourceSpec(spot=SpotPolicy.ONL
         (TASK, "add `checkpoint: {path: checkpoints}`"),
         (replace(TASK, resources=ResourceSpec(spot=SpotPolicy.AUTO)), ""),
         (replace(TASK, checkpoint=SAVES), ""),
+        (
+            TaskSpec(name="t", run="true", nodes=2, elastic=NodeRange(least=2, most=4)),
+            "a job on 2..4 nodes starts again from its beginning whenever their number changes",
+        ),
         (
             replace(TASK, checkpoint=replace(SAVES, every=timedelta(seconds=30))),
             "needs 34 s for one; state a longer `checkpoint.every`",

@@ -43,6 +43,7 @@ from cavvy.client.ledger_wire import LedgerEntryView, LedgerSumView, TokensView
 from cavvy.client.policy_wire import PolicyAsk, ProjectPolicyView, UserLimitsView
 from cavvy.client.queue_wire import ShareReport
 from cavvy.client.token_prices import rate_apis
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import StartWindow, TaskSpec
 from cavvy.domain.values import replace
@@ -267,6 +268,44 @@ def test_stop_says_what_became_of_each(client: FakeClient) -> None:
     assert run("stop", "--all").stdout == "next: stopped, stopped by the user\n"
     assert run("stop", "--all").stdout == "project default has no unfinished jobs\n"
     assert [what[1] for what in client.asked] == ["now", "bad", "next"]
+
+
+def test_a_stop_with_an_unknown_name_stops_none_and_says_so(client: FakeClient) -> None:
+    answer = run("stop", "now", "nobody")
+    assert answer.exit_code == 1
+    told = " ".join(answer.stderr.split())
+    assert "has no job nobody: none of the 2 is stopped" in told
+    assert "leave nobody out" in told
+    assert client.asked == []
+
+
+def test_status_shows_the_nodes_of_an_elastic_job(client: FakeClient) -> None:
+    assert "1 of" not in run("status", "now").stdout
+    task = TaskSpec(name="now", run="true", elastic=NodeRange(least=2, most=16))
+    raw = msgspec.Raw(msgspec.json.encode(task))
+    client.all_jobs["now"] = msgspec.structs.replace(client.all_jobs["now"], task=raw)
+    assert ["nodes", "1", "of", "2..16"] in lines(run("status", "now"))
+
+
+def test_numbers_are_refused_without_names_of_types() -> None:
+    """Each number of a command has a type of Cavvy's."""
+
+    def walk(command: click.Command) -> Iterator[click.Command]:
+        yield command
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for name in command.list_commands(context):
+                found = command.get_command(context, name)
+                assert found is not None
+                yield from walk(found)
+
+    plain = [
+        (command.name, param.name)
+        for command in walk(cli)
+        for param in command.params
+        if type(param.type) in (click.IntRange, click.FloatRange)
+    ]
+    assert plain == []
 
 
 def test_stop_says_that_services_go_on_and_how_to_end_them(client: FakeClient) -> None:

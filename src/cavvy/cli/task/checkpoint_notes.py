@@ -11,14 +11,20 @@ FASTEST_MIB_S = 1192
 
 
 def list_checkpoint_notes(task: TaskSpec) -> list[str]:
-    """Return notes about a task that saves nothing on spot capacity, or more often than a node can
-    send a checkpoint."""
+    """Return notes about a task that saves nothing on spot capacity or when its size changes, or
+    that saves more often than a node can send a checkpoint."""
     notes, policy = [], task.checkpoint
     only_spot = all(each.spot is SpotPolicy.ONLY for each in task.resources.choices)
     if policy is None and only_spot and task.service is None and not task.session:
         notes.append(
             "spot capacity can be taken back at any time, and without `checkpoint` the task then "
             "starts again from its beginning: add `checkpoint: {path: checkpoints}`, and let the "
+            "program save there and resume from there"
+        )
+    if policy is None and task.elastic is not None:
+        notes.append(
+            f"without `checkpoint`, a job on {task.elastic} nodes starts again from its beginning "
+            "whenever their number changes: add `checkpoint: {path: checkpoints}`, and let the "
             "program save there and resume from there"
         )
     if policy is not None and policy.size_mib and policy.every:

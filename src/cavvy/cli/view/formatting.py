@@ -161,6 +161,18 @@ def tags_of(job: "JobDetail") -> dict[str, str]:
     return {str(name): str(text) for name, text in tags.items()}
 
 
+def range_of(job: "JobDetail") -> str:
+    """Return on how many nodes an elastic job runs, and may run, or "" for another job."""
+    from msgspec.json import decode
+
+    sizes = decode(job.task).get("elastic")
+    if not sizes:
+        return ""
+    text = f"{sizes['least']}..{sizes['most']}"
+    own = next((each for each in job.attempts if each.number == job.attempt), None)
+    return f"{len(own.nodes)} of {text}" if own and job.phase not in ENDED else text
+
+
 def window_of(job: "JobDetail") -> str:
     """Return the job's start window as written in the task file, or "" if it has none."""
     from msgspec.json import decode
