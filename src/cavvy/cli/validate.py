@@ -121,7 +121,7 @@ def _explain(file: str, found: "Translation") -> None:
             click.echo()
         pairs_out(describe_task(task))
     for each in found.kept:
-        click.echo(f"{'not supported' if each.refused else 'note'}: {each}")
+        note_out(str(each), "not supported" if each.refused else "note", err=False)
     for note in found.notes:
         note_out(note, err=False)
     if _serves(found) and found.refused:

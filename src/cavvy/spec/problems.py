@@ -85,9 +85,9 @@ class SpecError(Exception):
 
     def __str__(self) -> str:
         count = len(self.problems)
-        head = f"{self.guess}\n\n" if self.guess else ""
         tail = f"\n\n{count} problems." if count > 1 else ""
-        return head + "\n\n".join(str(problem) for problem in self.problems) + tail
+        tail += f"\n\nnote: {self.guess}" if self.guess else ""
+        return "\n\n".join(str(problem) for problem in self.problems) + tail
 
 
 class ProblemNotes:

@@ -399,15 +399,15 @@ def test_validate_tells_what_is_kept(folder: Path) -> None:
         ("run: x\nnum_nodes: 1\nresources: {local_disk: nvme}", "the key `num_nodes`"),
     ],
 )
-def test_errors_begin_with_the_tool_that_the_file_was_read_for(
+def test_errors_end_with_a_note_of_the_tool_that_the_file_was_read_for(
     text: str, said: str, folder: Path
 ) -> None:
     (folder / "a.yaml").write_text(text)
     done = CliRunner().invoke(run_command, ["a.yaml"], standalone_mode=False)
-    first = str(done.exception).splitlines()[0]
-    assert first.startswith("a.yaml was read as a ")
-    assert said in first
-    assert "--as cavvy" in first
+    *_, last = str(done.exception).splitlines()
+    assert last.startswith("note: a.yaml was read as a ")
+    assert said in last
+    assert "--as cavvy" in last
 
 
 def test_a_cavvy_file_is_not_a_guess(folder: Path) -> None:

@@ -473,6 +473,10 @@ def test_beginnings_and_other_names_of_options() -> None:
     assert (task.name, task.nodes, task.resources.cpus_min) == ("short", 2, 3)
     with pytest.raises(SpecError, match="sbatch has no option --cpus"):  # of a task, or of a GPU
         parse_task(f"{HEAD}#SBATCH --cpus=2\ntrue\n", file="job.sbatch")
+    with pytest.raises(SpecError, match="did you mean --partition") as error:
+        parse_task(f"{HEAD}#SBATCH --partiton=gpu\n#SBATCH --bogus=1\ntrue\n", file="job.sbatch")
+    assert "--gpus?" not in str(error.value), "which is another word"
+    assert not str(error.value).startswith("job.sbatch was read as"), "the error comes first"
 
 
 def test_tasks_of_each_gpu() -> None:

@@ -74,10 +74,10 @@ def read_tasks(
     try:
         found = load_tasks(file, params, now=now, options=options)
         if tells and found[0].source.guess:
-            click.echo(found[0].source.guess, err=True)
+            note_out(found[0].source.guess)
             if file != "-":
                 line = f"cavvy convert {shlex.quote(file)}"
-                click.echo(f"`{line}` writes it as a Cavvy file", err=True)
+                note_out(f"`{line}` writes it as a Cavvy file")
         for loaded in found:
             for each in loaded.source.kept if tells else ():
                 note_out(str(each))
@@ -177,9 +177,9 @@ def _read_any(file: str, params: Mapping[str, str], options: "ReadOptions | None
     except SpecError as error:
         raise CommandFailure(str(error), exit_code=2) from error
     if found.guess:
-        click.echo(found.guess, err=True)
+        note_out(found.guess)
     for each in found.kept:
-        click.echo(f"{'not supported' if each.refused else 'note'}: {each}", err=True)
+        note_out(str(each), "not supported" if each.refused else "note")
     for note in found.notes:
         note_out(note)
     return found

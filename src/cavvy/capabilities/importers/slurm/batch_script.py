@@ -46,6 +46,7 @@ from cavvy.spec.problems import ProblemNotes, SourceMark, shown, slug
 from cavvy.spec.translation import Translation
 
 _T = TypeVar("_T")
+_CLOSE = 0.75  # how similar a misspelled option is to the one that was meant
 _CLUSTER = "it names something of a Slurm cluster"
 # options that do not change what the script computes, and why they are left out
 _NOTED = {
@@ -270,7 +271,7 @@ def _sort(
     elif name in _NOTED:
         kept.note(option.mark, f"--{name}", _NOTED[name])
     elif name not in _UNHEEDED and name not in SWITCHES:
-        near = difflib.get_close_matches(name, sorted(_EVERY), 1)
+        near = difflib.get_close_matches(name, sorted(_EVERY), 1, _CLOSE)
         hint = f"did you mean --{near[0]}?" if near else _UNKNOWN
         notes.add(option.mark, f"sbatch has no option --{shown(name)[1:-1]}", suggestion=hint)
 
