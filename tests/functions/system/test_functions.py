@@ -14,6 +14,7 @@ import pytest
 from tests.system.server_state import home_with_jobs
 
 import cavvy
+from cavvy.capabilities.functions import wire
 from cavvy.client import connect
 from cavvy.client.state import read_server
 
@@ -359,10 +360,8 @@ def test_a_deployed_app_is_called_by_name(home: Path, tmp_path: Path) -> None:
     with connect() as client:
         assert sum(each.name.startswith("embed") for each in client.jobs("default").jobs) == 1
     text = (tmp_path / "app.py").read_text()
-    (tmp_path / "app.py").write_text(
-        text.replace("x * x", "x * x + 1")
-        + "@app.function(schedule='0 3 1 1 *')\ndef nightly(): ...\n"
-    )
+    scheduled = f"{text}@app.function(schedule='0 3 1 1 *')\ndef nightly(): ...\n"
+    (tmp_path / "app.py").write_text(scheduled.replace("x * x", "x * x + 1"))
     assert "deployed in project default" in run(*deploy)
     assert run(sys.executable, "-c", code).startswith("26 [0, 1, 2] [2, 5]")
     assert "embed-nightly" in run(sys.executable, "-m", "cavvy", "schedules")
@@ -376,6 +375,14 @@ def test_a_deployed_app_is_called_by_name(home: Path, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(text)
     assert "deployed in project default" in run(*deploy)
     assert "embed-nightly" not in run(sys.executable, "-m", "cavvy", "schedules")
+    (tmp_path / "app.py").write_text(scheduled)
+    assert "deployed in project default" in run(*deploy)
+    with connect() as client:  # as after a removal that was interrupted
+        wire.delete_app(client, "default", "embed")
+    remove = [sys.executable, "-m", "cavvy", "apps", "rm", "embed"]
+    assert "embed was removed" in run(*remove)
+    assert "embed-nightly" not in run(sys.executable, "-m", "cavvy", "schedules")
+    assert "has no app embed" in run(*remove)
 
 
 def test_what_a_run_of_a_schedule_does(tmp_path: Path) -> None:
