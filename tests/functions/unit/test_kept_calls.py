@@ -10,12 +10,15 @@ from msgspec import Raw
 from msgspec.json import decode, encode
 
 from cavvy.capabilities.functions import dispatcher, wire
+from cavvy.capabilities.functions.app import App, Function
 from cavvy.capabilities.functions.dispatcher import BrokerSession
 from cavvy.capabilities.functions.errors import CallFailed
 from cavvy.capabilities.functions.frames import CallFrames, Head, WrongFrame, pack
+from cavvy.capabilities.functions.options import FunctionOptions
 from cavvy.capabilities.functions.payload import JsonCodec, PickleCodec
 from cavvy.capabilities.functions.rows import EndedCall, FunctionCallRow
-from cavvy.capabilities.functions.stored_calls import read_kept
+from cavvy.capabilities.functions.schema import describe_function
+from cavvy.capabilities.functions.stored_calls import CallKeeper, read_kept
 from cavvy.capabilities.functions.tunnel import _read_address
 from cavvy.client.tunnel import RemoteError
 from cavvy.domain.jobs import JobPhase
@@ -255,3 +258,39 @@ def test_who_does_not_trust_an_app_loads_no_pickle(state: str) -> None:
     if state == "done":  # who trusts the app does
         with pytest.raises(Exploded):
             read_kept(found, PickleCodec())
+
+
+def test_the_same_arguments_have_the_same_key() -> None:
+    def pay(order: str, amount: int = 1, *rest: int, note: str = "x", **more: int) -> None: ...
+
+    schema, _ = describe_function(pay, bound=False)
+    function = Function(App.looked_up("shop"), "pay", None, FunctionOptions())
+    keeper = CallKeeper("p", "shop", PickleCodec(), once=True, consent=False, schema=schema)
+
+    def make(*args: Any, **kwargs: Any) -> str:
+        return keeper._make_key(function, args, kwargs)
+
+    text = "".join(["no", "te"])  # equal to the name of the argument, and another object
+    same = [
+        make("a"),
+        make("a", 1),
+        make(order="a"),
+        make("a", note="x"),
+        make(amount=1, order="a"),
+    ]
+    assert len({*same}) == 1
+    assert make("note", note="note") == make(text, note=text)
+    assert make({"a": 1, "b": [2]}) == make({"b": [2], "a": 1})
+    others = [
+        ("a", 2),
+        ("a", 1, 2),
+        ("a", 1.0),
+        ("a", True),
+        ("a", "1"),
+        (["a"],),
+        (("a",),),
+        ("b",),
+    ]
+    assert len({*(make(*each) for each in others), make("a", note="y"), *same}) == 10
+    assert make("a", 1, 2) != make("a", 1, note=2)
+    assert make({1: "a"}) != make({"1": "a"})

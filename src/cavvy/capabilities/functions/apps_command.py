@@ -10,7 +10,7 @@ import click
 
 from cavvy.cli.reach.session import call_server, project_option, session
 from cavvy.cli.view import formatting
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, json_out, output_option, rows_out, text_out
 
@@ -210,26 +210,42 @@ def show_logs(app: str, function: str | None, call: str | None, project: str) ->
 _LOG_BYTES = 1_000_000
 
 
+_POLL_S = 15.0  # so short that the server's silence meanwhile is no reason for a report
+
+
 def call_function(project: str, app: str, function: str, text: str, key: str) -> None:
-    """Call a function with arguments of JSON, and print its result. Raises CommandFailure."""
+    """Call a function with arguments of JSON, and print its result. Ctrl-C ends only the wait.
+    Raises CommandFailure.
+    """
     from cavvy.capabilities.functions import wire
 
     data = sys.stdin.buffer.read() if text == "-" else text.encode()
     with session() as client:
-        answer = wire.call_function(client, project, app, function, data, key)
-        while answer.state == "waiting":
-            ask = wire.CallsReadAsk(ids=[answer.call], wait_s=wire.CALL_WAIT_S / 2)
-            found = wire.read_calls(client, project, app, ask)
-            if found.missing:
-                raise CommandFailure(f"the app {app} was removed")
-            if found.ended:
-                end = found.ended[0]
-                if end.state != "done":
-                    kind = end.end.type or end.end.kind
-                    raise CommandFailure(f"{kind}: {end.end.text}", f"`cavvy apps logs {app}`")
-                json_out(json.loads(end.result))
-                return
-        json_out(json.loads(bytes(answer.result)))
+        # without a wait, so that the call's ID is known if the user ends this command
+        answer = wire.call_function(client, project, app, function, data, key, 0.0)
+        if answer.state != "waiting":
+            json_out(json.loads(bytes(answer.result)))
+            return
+        ask = wire.CallsReadAsk(ids=[answer.call], wait_s=_POLL_S)
+        try:
+            while not (found := wire.read_calls(client, project, app, ask)).ended:
+                if found.missing:
+                    raise CommandFailure(f"the app {app} was removed")
+        except KeyboardInterrupt:
+            click.echo("", err=True)
+            note_out(
+                f"the call {answer.call} goes on; `cavvy apps cancel {app} {answer.call}` cancels "
+                f"it, and `cavvy apps calls {app}` shows its state"
+            )
+            raise SystemExit(130) from None
+    ended = found.ended[0]
+    if ended.state != "done":
+        told = f"{ended.end.type or ended.end.kind or 'CallFailed'}: {ended.end.text}"
+        raise CommandFailure(told, f"`cavvy apps logs {app}` shows what the app has printed")
+    if not ended.json:
+        told = f"the result of the call {ended.id}, which was made from Python, is a pickle"
+        raise CommandFailure(told, f'cavvy.FunctionCall.from_id("{project}/{app}/{ended.id}")')
+    json_out(json.loads(ended.result))
 
 
 def _list_running(client: "ApiClient", project: str, app: "DeployedApp") -> list[str]:

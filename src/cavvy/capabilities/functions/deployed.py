@@ -15,7 +15,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Raw
-from msgspec.json import encode
+from msgspec.json import decode, encode
 
 from cavvy.capabilities.functions import payload, wire
 from cavvy.capabilities.functions.app import App, Function, name_place
@@ -133,9 +133,10 @@ def find_function(
     function = Function(known, name, None, FunctionOptions())
     function.is_generator = found.generator
     codec = payload.PickleCodec() if trust else payload.JsonCodec()
+    schema = decode(found.arguments) if found.arguments else None
     known.runner = DeployedRun(
         known,
-        CallKeeper(chosen, app, codec, once=found.once, consent=consent),
+        CallKeeper(chosen, app, codec, once=found.once, consent=consent, schema=schema),
         quiet=True,
         codec=codec,
         find_source=lambda called: (

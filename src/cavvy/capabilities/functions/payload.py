@@ -62,6 +62,29 @@ def load(data: bytes | bytearray) -> Any:
     return pickle.loads(data)
 
 
+def write_same(value: object) -> bytes:
+    """Return bytes that are the same for equal values of plain types, and others for others.
+    Pickles also tell whether two parts of a value are one object. Raises NotSendable.
+    """
+    kind = type(value)
+    name = kind.__name__.encode()
+    if kind in (type(None), bool, int, float, str, bytes):
+        return name + repr(value).encode(errors="backslashreplace")
+    parts: list[bytes] = []
+    try:
+        if isinstance(value, list | tuple) and kind in (list, tuple):
+            parts = [write_same(each) for each in value]
+        elif isinstance(value, set | frozenset) and kind in (set, frozenset):
+            parts = sorted(write_same(each) for each in value)
+        elif isinstance(value, dict) and kind is dict:
+            parts = sorted(write_same(pair) for pair in value.items())
+        else:
+            parts = [dump(value, f"an argument ({kind.__name__})")]
+    except RecursionError:  # it contains itself
+        parts = [dump(value, f"an argument ({kind.__name__})")]
+    return b"".join([name, *(b"%d:%s" % (len(each), each) for each in parts)])
+
+
 class CallCodec(Protocol):
     """How a caller writes arguments and reads results."""
 

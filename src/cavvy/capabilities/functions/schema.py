@@ -31,7 +31,8 @@ def describe_function(
 ) -> tuple[Any, Any]:
     """Return the schemas of the arguments of a function, an object by name, and of its result. What
     has no annotation, or one that JSON has no form for, may be anything. The first parameter of a
-    `bound` function is its object. A `batched` one has lists where each call has one value.
+    `bound` function is its object. A `batched` one has lists where each call has one value. If some
+    have no position, `x-positional` says how many have one.
     """
     try:
         hints = typing.get_type_hints(raw)
@@ -39,6 +40,9 @@ def describe_function(
         hints = {}
     parameters = list(inspect.signature(raw).parameters.values())[bound:]
     properties, needed, rest = {}, [], False
+    positional = sum(
+        each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters
+    )
     for each in parameters:
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD):
             rest = rest or each.kind is each.VAR_KEYWORD
@@ -56,6 +60,8 @@ def describe_function(
         "required": needed,
         "additionalProperties": rest,
     }
+    if positional < len(properties):
+        arguments["x-positional"] = positional
     returned = hints.get("return", Any)
     result = {"type": "null"} if returned is type(None) else _describe(returned)
     return arguments, result.get("items", {}) if batched else result

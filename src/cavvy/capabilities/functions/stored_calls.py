@@ -141,9 +141,23 @@ def read_kept(found: wire.CallResult, codec: payload.CallCodec) -> Any:
     raise error
 
 
+def bind_arguments(
+    schema: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call by name, with the defaults that the schema of a function has.
+    Those without a name stay, and wrong ones as they are: the call fails.
+    """
+    named = schema.get("properties", {})
+    by_place = dict(zip([*named][: schema.get("x-positional", len(named))], args, strict=False))
+    if by_place.keys() & kwargs.keys():
+        return args, dict(kwargs)
+    defaults = {name: each["default"] for name, each in named.items() if "default" in each}
+    return args[len(by_place) :], {**defaults, **by_place, **kwargs}
+
+
 class CallKeeper:
     """Sends the calls of a deployed app to the server. `once` names the functions whose calls with
-    the same arguments are one call.
+    the same arguments are one call, `schema` that of the arguments.
     """
 
     def __init__(
@@ -154,9 +168,10 @@ class CallKeeper:
         *,
         once: bool,
         consent: bool,
+        schema: Mapping[str, Any] | None = None,
     ) -> None:
         self._project, self._app, self._codec = project, app, codec
-        self.once, self._consent = once, consent
+        self.once, self._consent, self._schema = once, consent, schema or {}
 
     def spawn(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> KeptCall:
         return next(iter(self.spawn_all(function, [(args, kwargs)])))
@@ -176,15 +191,16 @@ class CallKeeper:
             for number, (args, kwargs) in enumerate(items, 1):
                 what = function.name if number == 1 else f"{function.name} (call {number})"
                 body = self._codec.dump_arguments(what, tuple(args), dict(kwargs), function.given)
-                key = self._make_key(function, body)
-                if given is not None:
-                    key = str(next(given))
+                key = str(next(given)) if given is not None else function.key
+                if key is None and self.once:
+                    key = self._make_key(function, tuple(args), dict(kwargs))
                 batch.append(
                     wire.CallAsk(
                         function=function.name,
                         body=body,
                         json=not self._codec.loads_errors,
-                        key=key,
+                        # any call has a key: its request may be sent twice
+                        key=f"-{token_hex(12)}" if key is None else key,
                     )
                 )
                 size += len(body)
@@ -196,11 +212,11 @@ class CallKeeper:
         finally:
             connections.close()
 
-    def _make_key(self, function: Function, body: bytes) -> str:
-        if function.key is not None:
-            return function.key
-        # even a call without a key of the user has one: its request may be sent twice
-        return sha256(body).hexdigest() if self.once else f"-{token_hex(12)}"
+    def _make_key(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Return what calls with the same arguments have in common."""
+        args, kwargs = bind_arguments(self._schema, args, kwargs)
+        written = payload.write_same((self._codec.head, args, kwargs, function.given))
+        return sha256(written).hexdigest()
 
     def _send(self, connections: Connections, batch: list[wire.CallAsk]) -> Iterator[KeptCall]:
         ask = wire.CallsAsk(calls=batch, consent=self._consent)

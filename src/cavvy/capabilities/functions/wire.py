@@ -9,7 +9,7 @@ from msgspec.json import encode
 
 from cavvy.client.answers import read_answer
 from cavvy.client.client import ApiClient
-from cavvy.client.paths import project_path, segment
+from cavvy.client.paths import project_path, query, segment
 from cavvy.client.wire import Answer, Ask
 
 # for which a request waits for the result of a function, in seconds
@@ -240,12 +240,19 @@ def cancel_call(client: ApiClient, project: str, app: str, call: str) -> None:
 
 
 def call_function(
-    client: ApiClient, project: str, app: str, function: str, arguments: bytes, key: str = ""
+    client: ApiClient,
+    project: str,
+    app: str,
+    function: str,
+    arguments: bytes,
+    key: str = "",
+    wait_s: float = CALL_WAIT_S,
 ) -> FunctionAnswer:
     """Raises ApiError `app-not-found`, `function-not-found`, `invalid-arguments`."""
     headers = {"Idempotency-Key": key} if key else {}
     path = f"{_path(project, app)}/functions/{segment('function', function)}"
-    answer = client.call("POST", path, arguments, headers, wait_s=CALL_WAIT_S, retry=bool(key))
+    path += query(wait_s=wait_s)
+    answer = client.call("POST", path, arguments, headers, wait_s=wait_s, retry=bool(key))
     return read_answer(answer, FunctionAnswer)
 
 

@@ -18,7 +18,7 @@ from cavvy.capabilities.serving.reach import (
     show_key,
     tell_state,
 )
-from cavvy.cli.reach.session import project_option, session
+from cavvy.cli.reach.session import NO_SERVER, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.job_output import JobOutput
@@ -129,7 +129,13 @@ def command(
         return
     if call_id:
         raise click.UsageError("--id needs --queue or --json")
-    found = find_serving(project, name)
+    try:
+        found = find_serving(project, name)
+    except CommandFailure as error:
+        if path.isidentifier() and error.exit_code != NO_SERVER:
+            hint = f"for a function of a deployed app: cavvy call {name} {path} --json '{{}}'"
+            error.hint = "; ".join(filter(None, (error.hint, hint)))
+        raise
     asked = ask_service(
         found.url,
         quote(path if path.startswith("/") else f"/{path}", safe=_PATH_MARKS),
