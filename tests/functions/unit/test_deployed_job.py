@@ -1,5 +1,6 @@
 """What a program does that calls a deployed app."""
 
+import signal
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -120,8 +121,9 @@ class Waits:
     def find(self, _: object) -> jobs.JobPlace:
         return jobs.JobPlace("default", "job1", "")
 
-    def look(self, *_: object) -> str:
-        return self._phases.pop(0) if self._phases else "failed"
+    def look(self, *_: object) -> tuple[str, str]:
+        phase, _, reason = (self._phases.pop(0) if self._phases else "failed").partition(" ")
+        return phase, reason
 
     def monotonic(self) -> float:
         return self._now
@@ -130,19 +132,42 @@ class Waits:
         self._now += 1
 
 
-def test_a_job_that_stays_queued_is_told_once_with_where_the_reason_is(
+def test_a_job_that_stays_queued_is_told_with_its_reason_when_it_changes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(_: object) -> None:
         raise ConnectionRefusedError
 
-    waits = Waits(["queued"] * 4 + ["starting"] * 2)
-    monkeypatch.setattr(jobs, "look_at", waits.look)
+    waits = Waits(["queued"] * 3 + ["queued waits"] * 3 + ["queued is next"] * 2 + ["starting"] * 2)
+    monkeypatch.setattr(jobs, "read_state", waits.look)
     monkeypatch.setattr(jobs, "time", waits)
     monkeypatch.setattr(jobs, "dial_here", refuse)
     job = jobs.FunctionJob(waits)
     monkeypatch.setattr(job, "_read_log", lambda _: "")
     with pytest.raises(AppBroken):
         job.dial()
-    told = "embed: queued; `cavvy status job1` says why\nembed: starting\n"
-    assert capsys.readouterr().err == told
+    assert capsys.readouterr().err.splitlines() == [
+        "embed: queued; `cavvy status job1` says why",
+        "embed: queued, waits",
+        "embed: queued, is next",
+        "embed: starting",
+    ]
+
+
+def test_a_killed_caller_ends_as_by_exit_and_keeps_its_own_handlers() -> None:
+    def be_killed() -> None:
+        with jobs.ended_by_signals():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # `nohup`
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL  # or the test would end
+            signal.raise_signal(signal.SIGTERM)
+
+    before = [signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)]
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with pytest.raises(SystemExit) as ended:
+            be_killed()
+        assert ended.value.code == 128 + signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before[0])
+        signal.signal(signal.SIGTERM, before[1])

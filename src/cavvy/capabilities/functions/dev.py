@@ -20,6 +20,7 @@ import click
 from cavvy.capabilities.functions.app import MAIN, App, list_apps
 from cavvy.capabilities.functions.app_file import find_entry, load_file, print_traceback, read_words
 from cavvy.capabilities.functions.calls import AppRun
+from cavvy.capabilities.functions.jobs import EndedBySignal
 from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.sdk.errors import CavvyError
 from cavvy.spec.ignore import list_files
@@ -87,6 +88,8 @@ class DevSession:
                     asyncio.run(found)
             except (CommandFailure, CavvyError) as error:
                 _tell(error)
+            except EndedBySignal:
+                raise
             except SystemExit as error:
                 if error.code not in (None, 0):
                     told = error.code if isinstance(error.code, str) else f"exit code {error.code}"

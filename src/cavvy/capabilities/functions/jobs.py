@@ -3,15 +3,18 @@
 import json
 import os
 import shlex
+import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 from cavvy.capabilities.functions import payload
 from cavvy.capabilities.functions.app import MAIN, App, Function, name_place
@@ -39,6 +42,7 @@ _MOST_ENDED = 4
 _LOOK_S = 0.25  # between two looks at the job
 _DIAL_S = 0.004  # between two tries to connect on this machine
 _HERE_S = 2.0  # after which a running job is not on this machine
+_SIGNALS = (signal.SIGHUP, signal.SIGTERM)
 ENDED = ("done", "failed", "stopped")
 
 
@@ -107,11 +111,12 @@ class FunctionJob:
 
     def dial(self) -> socket.socket:
         """Return a connection to the broker. Start the job, unless it runs. Raises CavvyError."""
-        while True:
-            place = self._place = self._source.find(self._connections)
-            if (made := self._wait(place)) is not None:
-                self._left = _MOST_ENDED
-                return made
+        with ended_by_signals():  # `stop` then ends a job whose caller is gone
+            while True:
+                place = self._place = self._source.find(self._connections)
+                if (made := self._wait(place)) is not None:
+                    self._left = _MOST_ENDED
+                    return made
 
     def take(self, app: App) -> None:
         """Start the next job with the code of this app, unless the job is a deployed one."""
@@ -135,14 +140,14 @@ class FunctionJob:
         ended since no program had called it for long, or was lost.
         """
         looked = running_at = 0.0
-        told = ""
+        told = WaitTeller(self._source.name, _say_nothing if self._quiet else _say)
         while True:
             with suppress(OSError):
                 return dial_here(place.meet)
             now = time.monotonic()
             if now - looked > _LOOK_S:
-                first, looked = not looked, now
-                phase = look_at(self._connections, place)
+                looked = now
+                phase, reason = read_state(self._connections, place)
                 idle = phase == "done" and self._source.stays
                 if phase in ENDED and (idle or self._left > 0):
                     self._left -= 1
@@ -155,10 +160,7 @@ class FunctionJob:
                     )
                 if phase == "running":
                     running_at = running_at or now
-                elif phase != told and not self._quiet and not first:
-                    why = f"; `cavvy status {place.id}` says why" if phase == "queued" else ""
-                    sys.stderr.write(f"{self._source.name}: {phase}{why}\n")
-                    told = phase
+                told.take(place, phase, reason)
             if running_at and now - running_at > _HERE_S:
                 return self._dial_there(place)
             time.sleep(_DIAL_S)
@@ -181,10 +183,69 @@ class FunctionJob:
         return "  (no output)"
 
 
+class WaitTeller:
+    """Says on which phase a caller waits, and why a job is queued, when this changes. Jobs that
+    start at once are told of nothing: the first look says nothing.
+    """
+
+    def __init__(self, name: str, say: Callable[[str], None]) -> None:
+        self._name, self._say = name, say
+        self._told: str | None = None
+
+    def take(self, place: JobPlace, phase: str, reason: str) -> None:
+        text = ""
+        if phase == "queued":
+            text = f"queued, {reason}" if reason else f"queued; `cavvy status {place.id}` says why"
+        elif phase != "running":
+            text = phase
+        if text and self._told not in (None, text):
+            self._say(f"{self._name}: {text}")
+        self._told = "" if self._told is None else text
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Inside the block, let signals that would kill this program end it as `sys.exit` does, so that
+    what it has started ends with it. Handlers of the program itself stay.
+    """
+    numbers = []
+    if threading.current_thread() is threading.main_thread():
+        numbers = [each for each in _SIGNALS if signal.getsignal(each) is signal.SIG_DFL]
+    for each in numbers:
+        signal.signal(each, _exit)
+    try:
+        yield
+    finally:
+        for each in numbers:
+            signal.signal(each, signal.SIG_DFL)
+
+
+class EndedBySignal(SystemExit):
+    """Raised inside `ended_by_signals`."""
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    raise EndedBySignal(128 + number)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _say_nothing(text: str) -> None:
+    pass
+
+
+def read_state(connections: Connections, place: JobPlace) -> tuple[str, str]:
+    """Return the job's phase and why it has it."""
+    with connections.use() as connection:
+        found = connection.job(place.project, place.id)
+    return found.phase, found.reason
+
+
 def look_at(connections: Connections, place: JobPlace) -> str:
     """Return the job's phase."""
-    with connections.use() as connection:
-        return connection.job(place.project, place.id).phase
+    return read_state(connections, place)[0]
 
 
 def group_functions(app: App) -> dict[str, list[Function]]:

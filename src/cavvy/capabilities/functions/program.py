@@ -51,6 +51,8 @@ def run_program(path: Path, words: Sequence[str], project: str | None, consent: 
     """Call the main function of the app in a file, with the words of the command line. Raises
     CommandFailure.
     """
+    from cavvy.capabilities.functions.jobs import ended_by_signals
+
     sys.argv = [str(path), *words]
     load_file(path)
     app = find_entry(path)
@@ -58,7 +60,7 @@ def run_program(path: Path, words: Sequence[str], project: str | None, consent: 
     args = read_words(app.entry, words)
     app.project = project or app.project
     try:
-        with app.run(consent=consent):
+        with ended_by_signals(), app.run(consent=consent):
             found = app.entry(**args)
             if inspect.iscoroutine(found):
                 asyncio.run(found)
@@ -94,8 +96,10 @@ def dev_program(path: Path, words: Sequence[str], project: str | None, consent: 
     CommandFailure.
     """
     from cavvy.capabilities.functions.dev import DevSession
+    from cavvy.capabilities.functions.jobs import ended_by_signals
 
-    DevSession(path.resolve(), words, project, consent=consent).run()
+    with ended_by_signals():
+        DevSession(path.resolve(), words, project, consent=consent).run()
 
 
 def _refuse_modal(path: Path, *_: object) -> None:

@@ -16,7 +16,13 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from cavvy.capabilities.functions.jobs import ENDED, JobPlace, look_at
+from cavvy.capabilities.functions.jobs import (
+    ENDED,
+    JobPlace,
+    WaitTeller,
+    ended_by_signals,
+    read_state,
+)
 from cavvy.capabilities.functions.meeting import dial_here, is_own_place, make_meeting_place
 from cavvy.capabilities.sandboxes.errors import SandboxLost, SandboxNotFound
 from cavvy.capabilities.sandboxes.link import SandboxLink, tell
@@ -40,7 +46,8 @@ _HERE_S = 2.0  # after which a running job is not on this machine
 _OPEN_S = 90.0
 _MOST_KEY = 64
 _MOST_TRIES = 10  # to open the tunnel
-_UNENDED = ("running", "starting", "placed", "queued")
+_BEFORE = ("starting", "placed", "queued")
+_UNENDED = ("running", *_BEFORE)
 
 
 class HostNeeds(NamedTuple):
@@ -79,11 +86,17 @@ class SandboxHosts:
             if place is not None and (link := self._find_open(place)) is not None:
                 return link, place
             if (place := self._search(*key)) is not None:
-                with suppress(SandboxLost):  # an idle host may end just now
+                # an idle host may end just now, or who has submitted one that is queued
+                with suppress(SandboxLost):
                     self._known[key] = place
                     return self._connect(place), place
-            self._known[key] = place = self._submit(*key, needs)
-            return self._connect(place), place
+            with ended_by_signals():
+                self._known[key] = place = self._submit(*key, needs)
+                try:
+                    return self._connect(place), place
+                except (KeyboardInterrupt, SystemExit):
+                    self._stop_queued(place)
+                    raise
 
     def reach(self, project: str | None, job: str) -> tuple[SandboxLink, JobPlace]:
         """Return a connection to the host with this job. Raises SandboxNotFound, CavvyError."""
@@ -156,6 +169,14 @@ class SandboxHosts:
             )
         return JobPlace(made.project, made.id, meet)
 
+    def _stop_queued(self, place: JobPlace) -> None:
+        """Stop a job that has not begun, as its caller ends. Others that wait for it submit their
+        own.
+        """
+        with suppress(CavvyError), self._connections.use() as connection:
+            if connection.job(place.project, place.id).phase in _BEFORE:
+                connection.stop(place.project, place.id, reason="its caller has ended")
+
     def _connect(self, place: JobPlace) -> SandboxLink:
         link = self._links[place.id] = SandboxLink(self._dial(place))
         return link
@@ -163,14 +184,14 @@ class SandboxHosts:
     def _dial(self, place: JobPlace) -> socket.socket:
         """Return a connection, once the job runs. Raises SandboxLost, CavvyError."""
         looked = running_at = 0.0
-        told, tries = "", 1
+        told, tries = WaitTeller("sandboxes", tell), 1
         while True:
             with suppress(OSError):
                 return dial_host(place.meet)
             now = time.monotonic()
             if now - looked > _LOOK_S:
-                first, looked = not looked, now
-                phase = look_at(self._connections, place)
+                looked = now
+                phase, reason = read_state(self._connections, place)
                 if phase in ENDED:
                     raise SandboxLost(
                         f"the job of the sandboxes has ended:\n{self._read_log(place)}",
@@ -178,9 +199,7 @@ class SandboxHosts:
                     )
                 if phase == "running":
                     running_at = running_at or now
-                elif phase != told and not first:
-                    tell(f"sandboxes: {phase}")
-                told = phase
+                told.take(place, phase, reason)
             if running_at and now - running_at > _HERE_S:
                 try:
                     return _HostTunnel(self._connections, place).open()
