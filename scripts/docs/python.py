@@ -59,6 +59,15 @@ _SECTIONS = {
         "CallCancelled",
         "WorkerLost",
     ),
+    "Sandboxes": ("Sandbox", "SandboxSnapshot"),
+    "Errors of sandboxes": (
+        "SandboxError",
+        "IsolationMissing",
+        "SandboxNotFound",
+        "SandboxEnded",
+        "SandboxLost",
+        "SandboxFileError",
+    ),
     "Errors": (
         "CavvyError",
         "InvalidArgument",
@@ -130,6 +139,8 @@ def _methods(found: Any) -> Iterator[str]:
         elif inspect.isfunction(member):
             coroutine = "await " if inspect.iscoroutinefunction(member) else ""
             yield _row(f"{coroutine}{name}{_signature(member)}", _text(member))
+        elif hasattr(type(member), "__get__") and not inspect.isdatadescriptor(member):
+            yield _row(name, _text(member))  # a method that is made when it is looked up
 
 
 def _signature(function: Any) -> str:

@@ -45,7 +45,7 @@ def test_programs_have_input_outputs_and_an_end(sandbox: Sandbox) -> None:
 
     missing = sandbox.exec("no-such-program")
     assert missing.wait() == 127
-    assert "no-such-program" in missing.stderr.read()
+    assert missing.stderr.read() == "no-such-program: not found\n"
 
     killed = sandbox.exec("sleep", "60")
     killed.kill(signal.SIGTERM)
@@ -254,6 +254,12 @@ def test_programs_share_memory(host: DirectHost) -> None:
             done = made.exec("python3", "-c", program)
             assert done.stdout.read() == "child\n" * 3, done.stderr.read()
             assert done.wait() == 0
+
+
+def test_more_than_the_machine_has_is_refused(host: DirectHost) -> None:
+    for large in ({"cpu": 1024}, {"memory": "900TB"}):
+        with pytest.raises(CavvyError, match="this machine has"):
+            host.create(**large)
 
 
 def test_a_create_that_cannot_be_done_stops_no_other(host: DirectHost) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cavvy.capabilities.sandboxes.on_node.host import HostCaller, HostedSandbox
-from cavvy.capabilities.sandboxes.options import SandboxOptions, check_variables
+from cavvy.capabilities.sandboxes.options import SandboxOptions, check_variables, make_options
 from cavvy.sdk.errors import InvalidArgument
 
 
@@ -53,3 +53,18 @@ def test_variables_are_measured_as_they_are_sent() -> None:
     assert check_variables("env", {"X": "a" * 65_000})
     with pytest.raises(InvalidArgument, match="64 KiB"):
         check_variables("env", {"X": "\u4e2d" * 40_000})
+
+
+@pytest.mark.parametrize("name", ["https://pypi.org", "pypi.org/simple", "pypi.org:443", "a b"])
+def test_a_network_of_something_else_than_names_is_refused(name: str) -> None:
+    """Such a name would match nothing, so each request would be refused."""
+    assert SandboxOptions(network=["*.pypi.org"]).to_wire()["network"] == ["*.pypi.org"]
+    with pytest.raises(InvalidArgument, match="network") as error:
+        SandboxOptions(network=[name]).to_wire()
+    assert 'use "' in error.value.hint
+
+
+def test_an_unknown_option_is_named_as_the_user_wrote_it() -> None:
+    with pytest.raises(InvalidArgument, match=r"^Sandbox.create has no option mem\n") as error:
+        make_options({"mem": "1GB"})
+    assert error.value.hint.startswith("did you mean memory?")

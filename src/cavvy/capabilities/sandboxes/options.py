@@ -1,9 +1,11 @@
 """The options of sandboxes, and how they become keys of a host's task."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Any
 
 from cavvy.capabilities.functions.image import FunctionImage
@@ -15,6 +17,7 @@ ISOLATIONS = ("best", "required")
 _MOST_S = 7 * 86400.0
 _MOST_TEXT = 200
 _MOST_VARIABLES = 64 << 10
+_NO_NAME = re.compile(r"[/@\s]|:\d*$")  # what stands in a URL, and in no name of a host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,18 @@ class SandboxOptions:
         return HostNeeds(keys, idle_s, self.consent and not self.free, self.free)
 
 
+def make_options(keys: Mapping[str, Any]) -> SandboxOptions:
+    """Return the options of `Sandbox.create`. Raises InvalidArgument for an unknown one."""
+    known = [*SandboxOptions.__dataclass_fields__, "project", "snapshot"]
+    for key in keys:
+        if key not in known:
+            near = get_close_matches(key, known, 1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            hint += f"The options are {', '.join(known)}"
+            raise InvalidArgument(f"Sandbox.create has no option {key}", hint)
+    return SandboxOptions(**keys)
+
+
 def check_variables(what: str, values: Mapping[str, str]) -> dict[str, str]:
     """Return names with texts, as they can be variables of a process. Raises InvalidArgument."""
     found = dict(values)
@@ -97,6 +112,11 @@ def _read_network(value: bool | Sequence[str]) -> bool | list[str]:
     if isinstance(value, str) or not all(isinstance(each, str) and each for each in value):
         hint = 'use False, True, or host names such as ["pypi.org", "*.example.com"]'
         raise _wrong("network", value, hint)
+    for each in value:
+        if _NO_NAME.search(each):
+            bare = re.sub(r"^\w+://", "", each.strip()).rpartition("@")[2]
+            host = re.split(r"[/:\s]", bare)[0] or "pypi.org"
+            raise _wrong("network", each, f'a host name has no scheme, port or path: use "{host}"')
     return [each.lower() for each in value]
 
 

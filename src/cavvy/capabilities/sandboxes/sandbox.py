@@ -26,7 +26,7 @@ from cavvy.capabilities.sandboxes.errors import (
 )
 from cavvy.capabilities.sandboxes.hosts import SandboxHosts
 from cavvy.capabilities.sandboxes.link import SandboxLink
-from cavvy.capabilities.sandboxes.options import SandboxOptions, check_variables
+from cavvy.capabilities.sandboxes.options import check_variables, make_options
 from cavvy.capabilities.sandboxes.program import SandboxProcess
 from cavvy.sdk.errors import CavvyError, InvalidArgument
 
@@ -115,11 +115,7 @@ class Sandbox:
         snapshot: "SandboxSnapshot | None" = None,
         **keys: Any,
     ) -> Self:
-        try:
-            options = SandboxOptions(**keys)
-        except TypeError as error:
-            known = ", ".join(each for each in SandboxOptions.__dataclass_fields__)
-            raise InvalidArgument(f"Sandbox.create: {error}", f"known are {known}") from None
+        options = make_options(keys)
         wire, needs = options.to_wire(), options.to_needs()
         for left in (1, 0):
             link, place = _find_hosts().find(project, needs)

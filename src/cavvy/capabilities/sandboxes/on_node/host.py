@@ -612,6 +612,7 @@ class SandboxHost:
         missing = await asyncio.shield(self._able)
         if options["isolation"] == "required" and missing:
             raise HostRefusal("IsolationMissing", "this machine lacks " + "; ".join(missing))
+        _refuse_too_large(options)
         if len(self._sandboxes) - self._count_ended() >= _MOST_SANDBOXES:
             raise HostRefusal(
                 "TooManySandboxes", f"the host has {_MOST_SANDBOXES} sandboxes already"
@@ -718,6 +719,22 @@ class SandboxHost:
             if now - self._used_at > self._spec["idle_s"]:
                 say(f"no sandbox for {self._spec['idle_s']:g} s: the node is given back")
                 self._over.set()
+
+
+def _refuse_too_large(options: Head) -> None:
+    """Raise HostRefusal for a sandbox that this machine cannot have at all."""
+    cpus, memory_mib = os.cpu_count() or 1, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    memory_mib >>= 20
+    if options["cpu"] > cpus:
+        what, hint = f"cpu={options['cpu']:g}: this machine has {cpus}", '{"cpu": ...}'
+    elif options["memory_mib"] > memory_mib:
+        what, hint = (
+            f"memory of {options['memory_mib']} MiB: this machine has {memory_mib} MiB",
+            '{"memory": ...}',
+        )
+    else:
+        return
+    raise HostRefusal("TooLarge", f"{what}; ask for less, or name another by resources={hint}")
 
 
 def encode(message: Head) -> bytes:

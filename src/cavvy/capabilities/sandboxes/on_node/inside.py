@@ -206,7 +206,10 @@ def _become(order: dict[str, Any], fds: list[int]) -> None:
             code = file_calls.run(order["call"])
         else:
             os.chdir(order["cwd"])
-            os.execvpe(order["argv"][0], order["argv"], order["env"])
+            try:
+                os.execvpe(order["argv"][0], order["argv"], order["env"])
+            except FileNotFoundError as error:  # the last folder that was looked in says nothing
+                raise OSError(error.errno, "not found") from None
     except OSError as error:
         with suppress(OSError):
             where = f": {error.filename}" if error.filename else ""
