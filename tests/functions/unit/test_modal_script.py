@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from cavvy.capabilities.functions.modal_script import NoModalScript, rewrite_script
+from cavvy.cli.main import cli
 
 _HEAD = "import modal\napp = modal.App('a')\n"
 
@@ -155,3 +157,17 @@ def test_the_command_runs_no_code(tmp_path: Path) -> None:
     assert f"{script}:4: change this: Queue" in done.stderr
     assert (tmp_path / "new.py").read_text().startswith("import cavvy\n")
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_rewritten_script_that_was_edited_is_not_replaced_unasked(tmp_path: Path) -> None:
+    script, new = tmp_path / "app.py", tmp_path / "new.py"
+    script.write_text(f"{_HEAD}d = modal.Queue()\n")
+    new.write_text("mine\n")
+    words = ["import", str(script), "--to", str(new)]
+    assert CliRunner().invoke(cli, words).exit_code == 2
+    assert new.read_text() == "mine\n"
+    done = CliRunner().invoke(cli, [*words, "--yes"])
+    assert done.exit_code == 3
+    assert new.read_text().startswith("import cavvy\n")
+    assert "1 to change before it runs" in done.stderr
+    assert "try it" not in done.stderr

@@ -113,6 +113,18 @@ def test_the_folder_is_named_from_the_written_file(folder: Path) -> None:
     assert yaml.safe_load((folder / "to" / "task.yaml").read_text())["workdir"] == ".."
 
 
+def test_a_file_that_was_edited_is_not_replaced_unasked(folder: Path) -> None:
+    (folder / "job.sbatch").write_text("#!/bin/sh\n#SBATCH -n 1\nhostname\n")
+    for _ in range(2):  # the same text needs no answer
+        assert convert("job.sbatch", "--to", "task.yaml").exit_code == 0
+    made = (folder / "task.yaml").read_text()
+    (folder / "task.yaml").write_text("run: mine\n")
+    done = convert("job.sbatch", "--to", "task.yaml")
+    assert (done.exit_code, (folder / "task.yaml").read_text()) == (2, "run: mine\n")
+    assert convert("job.sbatch", "--to", "task.yaml", "--yes").exit_code == 0
+    assert (folder / "task.yaml").read_text() == made
+
+
 def test_what_a_cavvy_file_cannot_say_is_an_error(folder: Path) -> None:
     (folder / "set").mkdir()
     (folder / "sky.yaml").write_text("file_mounts: {/data: ./set}\nrun: ls /data\n")

@@ -9,6 +9,7 @@ import click
 from cavvy.cli.task.load import param_option, read_params
 from cavvy.cli.task.options import TaskCommand, task_options
 from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.output_file import replace_option, write_draft
 from cavvy.named_files import read_named_text
 
 if TYPE_CHECKING:
@@ -28,7 +29,14 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False),
     help="Write to FILE instead of standard output.",
 )
-def command(file: str, options: "ReadOptions", param: tuple[str, ...], target: str | None) -> None:
+@replace_option
+def command(
+    file: str,
+    options: "ReadOptions",
+    param: tuple[str, ...],
+    target: str | None,
+    replaces: bool,
+) -> None:
     """Write a file of another tool as Cavvy's task file.
 
     `cavvy run` does the same with the written file as with the one of the other tool: a batch
@@ -51,9 +59,7 @@ def command(file: str, options: "ReadOptions", param: tuple[str, ...], target: s
     if target is None:
         click.echo(text.rstrip("\n"))
         return
-    from cavvy.cli.view.output_file import write_text as write_file
-
-    write_file(Path(target), text)
+    write_draft(Path(target), text, replaces=replaces)
     click.echo(f"wrote {target}", err=True)
 
 

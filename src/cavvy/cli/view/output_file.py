@@ -6,11 +6,17 @@ that must be complete, and `client/landing.py` those whose names others choose.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from cavvy.cli.view.failure import CommandFailure
+import click
+
+from cavvy.cli.view.failure import CommandFailure, confirm
+
+replace_option = click.option(
+    "-y", "--yes", "replaces", is_flag=True, help="Replace FILE without asking, if it exists."
+)
 
 
 def check_output(path: Path) -> None:
@@ -38,6 +44,18 @@ def write_text(path: Path, text: str) -> None:
     """Write a text as the content of a file. Raises CommandFailure."""
     with open_output(path) as file:
         file.write(text.encode())
+
+
+def write_draft(path: Path, text: str, *, replaces: bool) -> None:
+    """Write a text that the user goes on with. Unless `replaces` is set, ask before another text is
+    replaced. Raises CommandFailure.
+    """
+    same = False
+    with suppress(OSError):
+        same = path.is_file() and path.read_bytes() == text.encode()
+    if not replaces and not same and path.is_file():
+        confirm(f"{path} exists, with another content. Replace it?")
+    write_text(path, text)
 
 
 def make_folder(path: Path) -> None:
