@@ -50,6 +50,32 @@ def test_nodes_tasks_and_sizes(
     assert (task.nodes, found.cpus_min, found.memory_min_mib) == (nodes, cpus, mib)
 
 
+def test_a_range_of_nodes_is_one(tmp_path: Path) -> None:
+    task = read("--nodes=2-4", "--ntasks-per-node=2")
+    assert (task.nodes, str(task.elastic), task.resources.cpus_min) == (2, "2..4", 2)
+    assert str(read("-N 2-8", "-n 6").elastic) == "2..6", "no more nodes than tasks"
+    assert [read(line).elastic for line in ("-N 2", "-N 2-2", "-n 4")] == [None] * 3
+    for given, nodes in (("nodes: 3", 3), ("pool: gpus", 2), ("machine: mine", 2)):
+        options = ReadOptions(overrides=given)
+        (fixed,) = parse_file(f"{HEAD}#SBATCH -N 2-4\n", file="a.sbatch", options=options).tasks
+        assert (fixed.nodes, fixed.elastic) == (nodes, None)
+    plan = read_plan("--nodes=2-4 --ntasks-per-node=2")
+    assert (plan["ntasks"], plan["tasks_follow"]) == (4, True)
+    assert not read_plan("--nodes=2-4 -n 4")["tasks_follow"]
+
+
+@pytest.mark.parametrize(("follow", "tasks"), [(True, "6"), (False, "4")])
+def test_tasks_follow_the_nodes_of_a_range(
+    follow: bool, tasks: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CAVVY_HOSTS", "a,b,c")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(node_tools, "make_own_folder", lambda: str(tmp_path))
+    plan = {**read_plan("-N 2-4 --ntasks-per-node=2"), "tasks_follow": follow}
+    found = node_tools.make_variables(plan, 3)
+    assert (found["SLURM_NTASKS"], found["SLURM_NPROCS"]) == (tasks, tasks)
+
+
 @pytest.mark.parametrize(
     ("lines", "name", "count"),
     [
@@ -596,6 +622,6 @@ def test_a_job_ends_itself(tmp_path: Path) -> None:
 
 def test_the_file_that_sbatch_makes_is_there_if_the_script_names_it(tmp_path: Path) -> None:
     code, said = run_script(
-        tmp_path, "#SBATCH -n 1", "echo a\nsleep 0.1; cat slurm-$SLURM_JOB_ID.out\n"
+        tmp_path, "#SBATCH -n 1", 'echo a\nsleep 0.1; echo "$(cat slurm-$SLURM_JOB_ID.out)"\n'
     )
     assert (code, said) == (0, "a\na\n")

@@ -147,6 +147,8 @@ class ForeignReader:
 
 
 READER = ForeignReader()
+# With these options a job has a fixed number of nodes: the least of a range.
+_WHOLE = frozenset({"pool", "machine"})
 
 
 def _read_name(source: TaskSource) -> Dialect | None:
@@ -175,6 +177,7 @@ def _list_replaced(overrides: str) -> set[str]:
 def _translate_script(system: Dialect, source: TaskSource) -> Translation:
     """Read a batch script, which runs in the current folder, as with its tool's own command."""
     from cavvy.capabilities.importers.translators import translate_script
+    from cavvy.spec.overrides import list_overridden
     from cavvy.spec.problems import slug
 
     notes = source.notes
@@ -186,6 +189,8 @@ def _translate_script(system: Dialect, source: TaskSource) -> Translation:
     except SpecError as error:
         raise SpecError(error.problems, guess) from None
     (task,) = found.tasks
+    if _WHOLE & list_overridden(source.options.overrides):
+        task = replace(task, elastic=None)
     gone = _list_replaced(source.options.overrides)
     kept = tuple(each for each in found.kept if not (each.refused and each.key in gone))
     task = replace(task, name=task.name or slug(Path(notes.file).stem) or "task")

@@ -30,6 +30,7 @@ from cavvy.capabilities.importers.slurm.directives import (
     read_minutes,
     read_options,
 )
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     IndexRange,
@@ -294,7 +295,7 @@ class _ScriptReader:
         self._found, self._notes, self._kept = found, notes, kept
 
     def make_task(self, text: str) -> tuple[TaskSpec | None, dict[str, Any]]:
-        nodes, tasks, per_node = self._read_tasks()
+        nodes, tasks, per_node, sizes = self._read_tasks()
         most = per_node if per_node * nodes == tasks else ceil(tasks / nodes)
         kind, gpus, gpus_per_task = self._read_gpus(nodes, most)
         cpus_per_task = self._number("cpus-per-task") or 0
@@ -315,6 +316,7 @@ class _ScriptReader:
             name=slug(name) or "",
             run=text,
             nodes=nodes,
+            elastic=sizes,
             image=self._read_image(),
             env=env,
             array=array,
@@ -335,6 +337,7 @@ class _ScriptReader:
             "name": name or "slurm_script",
             "nodes": nodes,
             "ntasks": tasks,
+            "tasks_follow": sizes is not None and "ntasks" not in self._found,
             "per_node": per_node,
             "tasks_per_node": most,
             "cpus_per_task": cpus_per_task,
@@ -428,8 +431,9 @@ class _ScriptReader:
     def _object(self, name: str, message: str, hint: str = "") -> None:
         self._notes.add(self._found[name].mark, message, suggestion=hint)
 
-    def _read_tasks(self) -> tuple[int, int, int]:
-        """Return the number of nodes, of tasks, and of tasks on each node (0: not stated)."""
+    def _read_tasks(self) -> tuple[int, int, int, NodeRange | None]:
+        """Return the least number of nodes, and of tasks on them, that of tasks on each node (0:
+        not stated), and the range of nodes."""
 
         def read(text: str) -> tuple[int, int]:
             least, _, most = text.partition("-")
@@ -443,9 +447,6 @@ class _ScriptReader:
         per_gpu = self._number("ntasks-per-gpu")
         if per_gpu and tasks is None and not per_node:
             per_node = per_gpu * self._count_gpus(span[0] if span else 1)
-        if span and span[0] != span[1]:
-            mark = self._found["nodes"].mark
-            self._kept.note(mark, "--nodes", f"the job gets {span[0]} nodes; the number is fixed")
         nodes = span[0] if span else ceil((tasks or 1) / per_node) if per_node else 1
         if tasks is not None and span and tasks < nodes:
             nodes = tasks  # as sbatch does, with a warning
@@ -454,7 +455,9 @@ class _ScriptReader:
                 "--nodes",
                 f"{tasks} tasks need no more than {tasks} nodes",
             )
-        return nodes, tasks or (per_node or 1) * nodes, per_node
+        most = min(span[1], tasks or span[1]) if span else nodes
+        sizes = NodeRange(least=nodes, most=most) if most > nodes else None
+        return nodes, tasks or (per_node or 1) * nodes, per_node, sizes
 
     def _count_gpus(self, nodes: int) -> int:
         """Return the GPUs of a node for `--ntasks-per-gpu`, or 0, which is noted."""

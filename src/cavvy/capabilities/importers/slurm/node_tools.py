@@ -265,7 +265,10 @@ def make_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
     """
     env = os.environ
     number = str(zlib.crc32(env.get("CAVVY_JOB_ID", "job").encode()) % 90_000_000 + 10_000_000)
-    per_node = share_out(plan["ntasks"], nodes, plan["per_node"])
+    tasks = plan["ntasks"]
+    if plan.get("tasks_follow"):  # the job may have more nodes than the least that was asked for
+        tasks = (plan["per_node"] or 1) * nodes
+    per_node = share_out(tasks, nodes, plan["per_node"])
     cpus = plan["cpus_per_node"] or plan["tasks_per_node"]
     if plan["exclusive"]:
         cpus = max(cpus, os.cpu_count() or 1)
@@ -279,8 +282,8 @@ def make_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
         "SLURM_NODELIST": hosts,
         "SLURM_JOB_NUM_NODES": nodes,
         "SLURM_NNODES": nodes,
-        "SLURM_NTASKS": plan["ntasks"],
-        "SLURM_NPROCS": plan["ntasks"],
+        "SLURM_NTASKS": tasks,
+        "SLURM_NPROCS": tasks,
         "SLURM_TASKS_PER_NODE": shorten(per_node),
         "SLURM_CPUS_ON_NODE": cpus,
         "SLURM_JOB_CPUS_PER_NODE": shorten([cpus] * nodes),
