@@ -270,6 +270,17 @@ def test_stop_says_what_became_of_each(client: FakeClient) -> None:
     assert [what[1] for what in client.asked] == ["now", "bad", "next"]
 
 
+def test_the_newest_job_of_a_script_in_the_folder_is_found(
+    client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("status").exit_code == 2
+    (tmp_path / "Now.py").touch()
+    found = run("status")
+    assert found.stderr == "now: the newest job of this folder's task\n"
+    assert "now (id-of-now)" in found.stdout
+
+
 def test_a_stop_with_an_unknown_name_stops_none_and_says_so(client: FakeClient) -> None:
     answer = run("stop", "now", "nobody")
     assert answer.exit_code == 1

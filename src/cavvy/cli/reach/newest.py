@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _LOOKED = 200  # newest jobs among which the folder's are looked for
 _LISTED = 5  # jobs that an error names
 _OFFERED = 10  # jobs from which a terminal chooses
+_SCRIPTS = (".py", ".ipynb", ".sh", ".sbatch", ".slurm")
 _LONGEST = 1 << 20  # bytes of a file that is looked at for the name of its task
 
 
@@ -78,12 +79,17 @@ def _refuse(jobs: "Sequence[JobListing]", project: str, command: str) -> Command
 
 
 def _task_names() -> set[str]:
-    """Return the names that the task files of the current folder state."""
+    """Return the names that the task files of the current folder state, and those that tasks of
+    its scripts have."""
+    from cavvy.spec.problems import slug
+
     names = set()
     with suppress(OSError):
         for entry in os.scandir():
             if entry.name.endswith((".yaml", ".yml")) and entry.is_file():
                 names |= _read_names(entry.path)
+            elif entry.name.endswith(_SCRIPTS) and entry.is_file():
+                names.add(slug(entry.name.rpartition(".")[0]))
     return names
 
 
