@@ -11,8 +11,8 @@ ROOMS = ("cli", "sdk", "capabilities")
 # what runs on devices, nodes and servers, in folders of their own, and programs for users to change
 ELSEWHERE = (
     *("edge/on_device", "functions/on_node", "importers/slurm/node_tools.py", "templates"),
-    "importers/slurm/node_queries.py",
-    *("serving/decide", "serving/gateway", "serving/server"),
+    *("importers/slurm/node_queries.py", "sandboxes/on_node"),
+    *("serving/decide", "serving/gateway", "serving/server", "language_models/file_store.py"),
 )
 # methods and functions that write to a path of this machine; `Landing` and `new_file` have others
 _WRITES = {"write_text", "write_bytes", "symlink_to", "link_to", "hardlink_to"}
@@ -26,6 +26,7 @@ OWN = "a temporary folder that this command has made"
 TUNED = "the program that is tuned writes; its files go to a temporary folder"
 STATE = "Cavvy's own folder, which only the user can write to"
 CHECKED = "a library writes; `check_output` stands before"
+PIPE = "to the input of a program in a sandbox, which is no file of this machine"
 KNOWN = {
     "cli/view/output_file.py:open_output": "the door for files that the user names",
     "cli/view/new_file.py:new_file": "the door for files that must be complete",
@@ -35,6 +36,10 @@ KNOWN = {
     "capabilities/simulation/traces/plots.py:draw_inline": "to memory",
     "cli/view/statement.py:write_parquet": CHECKED,
     "capabilities/functions/jobs.py:_keep": STATE,
+    "capabilities/sandboxes/hosts.py:_keep": STATE,
+    "capabilities/sandboxes/trees.py:keep_snapshot": STATE,
+    "capabilities/sandboxes/command.py:_send_input": PIPE,
+    "capabilities/sandboxes/sandbox.py:_FileCall._send": PIPE,
     "cli/image.py:_build": OWN,
     "capabilities/models/command.py:_copy": OWN,
     "capabilities/models/command.py:_convert": OWN,
