@@ -28,6 +28,7 @@ from cavvy.catalog.tpu_slices import HostNeed, spread_slices
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     JobSchedule,
+    LossPolicy,
     ResourceSpec,
     RetryPolicy,
     SpotPolicy,
@@ -187,6 +188,7 @@ def compare_skypilot(their: Facts, found: Translation, task: TaskSpec) -> list[P
         ),
         ("login", bool(login), task.image_login is not None),
         ("nodes", their["nodes"] * max(_spread(each).hosts for each in wants), task.nodes),
+        *_of_gang(task),
         ("workdir", _workdir(their["workdir"]), _our_workdir(task)),
         ("resources", theirs, ours),
         (
@@ -526,6 +528,7 @@ def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
             sorted({*task.secrets}),
         ),
         ("nodes", their["nodes"], task.nodes),
+        *_of_gang(task),
         ("image", their["image"], task.image),
         ("login", "DSTACK_REGISTRY_LOGIN" if their["login"] else None, task.image_login),
         ("priority", their["priority"], task.priority),
@@ -576,6 +579,11 @@ def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
             task.limits.idle and task.limits.idle.total_seconds(),
         ),
     ]
+
+
+def _of_gang(task: TaskSpec) -> list[Pair]:
+    """Fields of gangs for which no other tool has a key: they must be as in a task without them."""
+    return [("elastic", None, task.elastic), ("on_loss", LossPolicy.REPAIR, task.on_loss)]
 
 
 def _name(their: Facts) -> str:
@@ -665,6 +673,8 @@ def _change(value: Any) -> Any:
             return not value
         case SpotPolicy():
             return SpotPolicy.NEVER if value is SpotPolicy.ONLY else SpotPolicy.ONLY
+        case LossPolicy():
+            return LossPolicy.RESTART if value is LossPolicy.REPAIR else LossPolicy.REPAIR
         case str():
             return value + "x"
         case int() | float():
