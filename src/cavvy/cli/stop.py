@@ -14,7 +14,7 @@ from cavvy.cli.reach.session import list_jobs, named, project_option, session
 from cavvy.cli.view.failure import CommandFailure, confirm
 from cavvy.cli.view.formatting import ENDED, UNFINISHED, show_size
 from cavvy.cli.view.groups import CommandGroup
-from cavvy.cli.view.numbers import WholeRange, read_length
+from cavvy.cli.view.numbers import WholeRange, count_option, read_length
 
 if TYPE_CHECKING:
     from cavvy.client import ApiClient
@@ -243,9 +243,9 @@ def preempt(name: str, project: str, notice: str) -> None:
 @drill_command.command("lose-node")
 @job_argument
 @project_option
-@click.option("--rank", default=-1, help="The rank that loses its node; by default the last one.")
+@count_option("--rank", least=0, help="The rank that loses its node; by default the last one.")
 @click.option("--notice", default="0s", help="Time between the notice and the loss.")
-def lose_node(name: str, project: str, rank: int, notice: str) -> None:
+def lose_node(name: str, project: str, rank: int | None, notice: str) -> None:
     """Take one node of a running job on several nodes away, and see what the job does. By default,
     the other nodes are kept, and wait until the lost node is replaced."""
     length = read_length(notice, "--notice")
@@ -254,7 +254,7 @@ def lose_node(name: str, project: str, rank: int, notice: str) -> None:
         def lose(job: str) -> tuple[str, int]:
             tries = client.job(project, job).attempts
             last = max((each.rank for each in tries[-1].nodes), default=0) if tries else 0
-            lost = rank if rank >= 0 else last
+            lost = last if rank is None else rank
             seconds = length.total_seconds()
             return client.drill_preempt(project, job, notice_s=seconds, rank=lost).name, lost
 

@@ -13,6 +13,7 @@ from cavvy.cli.reach.session import project_option
 from cavvy.cli.task.load import yes_option
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup
+from cavvy.cli.view.numbers import positive_option
 from cavvy.cli.view.output import TableColumn, json_option, json_out, output_option, rows_out
 from cavvy.sdk.errors import CavvyError
 
@@ -35,7 +36,7 @@ def command() -> None:
 @command.command("create")
 @project_option
 @click.option("--timeout", default="5m", show_default=True, help="After which it ends.")
-@click.option("--cpu", type=float, default=1.0, show_default=True, help="Its CPUs.")
+@positive_option("--cpu", default=1.0, show_default=True, help="Its CPUs.")
 @click.option("--memory", default="2GB", show_default=True, help="Its memory.")
 @click.option("--disk", default="1GB", show_default=True, help="The size of its files, in memory.")
 @click.option("--title", default="", help="A text that lists show.")
