@@ -51,6 +51,7 @@ def _has_declaration(folder: str, changed_ns: int, group: str) -> bool:
 def _names_group(path: str, group: str) -> bool:
     try:
         with open(path, "rb") as file:
-            return group.encode() in file.read()
+            # only the line of a group: Cavvy's own entry points lead to modules with such names
+            return f"[{group}]".encode() in file.read()
     except OSError:
         return False

@@ -18,6 +18,7 @@ from tests.own_parts import reads_other_tools
 
 from cavvy.frame.capability import Capability
 from cavvy.frame.discover import _choose, find_capabilities
+from cavvy.frame.entry_points import list_declared
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "examples" / "capability"
@@ -291,6 +292,17 @@ def test_a_package_of_someone_else_adds_a_command(tmp_path: Path) -> None:
         "gone": "ModuleNotFoundError: No module named 'no'",
         "runs": "ValueError: cavvy_reminders.capability: its name is 'reminders', expected 'runs'",
     }
+
+
+def test_a_module_that_is_named_like_the_group_is_not_taken_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = install_example(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "importlib.metadata", raising=False)
+    points.write_text("[submitit]\nexecutor = cavvy.capabilities.importers.submitit_executor:A\n")
+    assert list_declared("cavvy.capabilities") == []
+    assert "importlib.metadata" not in sys.modules
 
 
 def test_a_package_of_someone_else_adds_all_that_capabilities_can_add(tmp_path: Path) -> None:
