@@ -6,13 +6,16 @@ import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
+import pytest
 from tests.waits import PATIENCE_S
 
 from cavvy.api.execs import JobExecs
 from cavvy.api.notifier import ChangeNotifier
 from cavvy.capabilities.serving.server.front import GatewayFront
-from cavvy.capabilities.serving.server.gateway_child import GatewayChild
+from cavvy.capabilities.serving.server.gateway_child import _END_S, GatewayChild, GatewayLink
 from cavvy.capabilities.serving.server.listener import ServiceListener
 from cavvy.capabilities.serving.server.relays import ReplicaRelays
 from cavvy.capabilities.serving.stored_services import StoredService
@@ -48,6 +51,58 @@ async def test_a_gateway_that_still_starts_is_told_to_end(tmp_path: Path) -> Non
     await child.end(2.0)
     assert process is not None
     assert process.returncode in (0, -signal.SIGTERM)
+
+
+async def test_the_link_to_a_gateway_that_does_not_end_in_time_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[GatewayLink] = []
+    over = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        writer.write(b"{}\n")
+        await over.wait()
+        writer.close()
+
+    async def keep(path: str) -> GatewayLink:
+        opened.append(GatewayLink(*await asyncio.open_unix_connection(path)))
+        return opened[0]
+
+    monkeypatch.setattr(GatewayLink, "open", keep)
+    control = str(tmp_path / "socket")
+    async with await asyncio.start_unix_server(answer, control):
+        await GatewayChild(tmp_path, control, ServiceListener()).end(-_END_S)
+        closed = opened[0]._writer.is_closing()
+        opened[0].close()
+        over.set()
+    assert closed
+
+
+async def test_the_link_to_a_gateway_that_was_lost_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, lost = Mock(), asyncio.Event()
+    relays = ReplicaRelays(JobExecs(ChangeNotifier()))
+    front = GatewayFront(tmp_path, str(tmp_path / "socket"), ServiceListener(), relays)
+
+    async def reach() -> Any:
+        if link.close.called:
+            lost.set()
+        front._link = link
+        return link
+
+    monkeypatch.setattr(front, "_open", reach)
+    monkeypatch.setattr(front, "_follow", AsyncMock(side_effect=OSError("it has ended")))
+    monkeypatch.setattr("cavvy.capabilities.serving.server.front._PAUSE_S", 0.0)
+    front._needed.set()
+    running = asyncio.create_task(front.run([], lambda _: None))
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            await lost.wait()
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_gateway_that_refuses_the_services_is_replaced(tmp_path: Path) -> None:

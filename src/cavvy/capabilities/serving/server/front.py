@@ -304,7 +304,9 @@ class GatewayFront:
                     self._wake_all()
                     await self._follow(link)
                 except (OSError, GatewayLost) as error:
-                    self._link = None
+                    if self._link is not None:
+                        self._link.close()
+                        self._link = None
                     self._done.clear()
                     if self._needed.is_set():
                         _log.warning("the gateway does not run: %s", error)

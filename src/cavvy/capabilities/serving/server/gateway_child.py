@@ -14,7 +14,7 @@ import socket
 import ssl
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -177,9 +177,9 @@ class GatewayChild:
         self.port = 0
         try:
             link = await GatewayLink.open(self._control)
-            await link.ask(StopGateway(drain_s=drain_s))
-            await link.wait_ended(drain_s + _END_S)
-            link.close()
+            with closing(link):
+                await link.ask(StopGateway(drain_s=drain_s))
+                await link.wait_ended(drain_s + _END_S)
         except (OSError, GatewayLost):  # for example while the gateway starts
             if self._process is not None:
                 with suppress(ProcessLookupError):
