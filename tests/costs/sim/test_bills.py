@@ -2,6 +2,7 @@
 ends; the server dies, and is away for long. The truth is what the fake cloud billed.
 """
 
+from collections import defaultdict
 from datetime import timedelta
 from random import Random
 
@@ -9,7 +10,7 @@ import pytest
 from tests.records import make_offer
 from tests.sim.scenario_checks import check_nothing_left, stretches, tell
 
-from cavvy.domain.jobs import AttemptPhase
+from cavvy.domain.jobs import Attempt, AttemptPhase
 from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.tasks import JobLimits, RetryPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate, Money
@@ -104,18 +105,24 @@ def make_story(number: int, records: RecordScript) -> SimScenario:
 
 
 def find_wrong(ending: ScenarioResult, slack_s: float) -> list[str]:
-    """The attempts whose bill, or its range, does not contain what the cloud billed."""
+    """The gangs whose bill, or its range, does not contain what the cloud billed. An attempt that
+    replaces lost nodes takes over the gang of the one before."""
     wrong = []
     [trace] = ending.traces
+    by_gang: defaultdict[str, list[Attempt]] = defaultdict(list)
     for attempt in trace.attempts:
         assert attempt.phase is AttemptPhase.ENDED
-        lives = [life for life in ending.cloud.lives() if life.gang == attempt.gang]
+        by_gang[attempt.bought_as].append(attempt)
+    for gang, attempts in by_gang.items():
+        lives = [life for life in ending.cloud.lives() if life.gang == gang]
         truth = sum(rate.over(b - a).micros for life in lives for a, b, rate, _ in stretches(life))
-        mine = [charge for charge in trace.charges if charge.attempt_id == attempt.id]
+        ids = {attempt.id for attempt in attempts}
+        mine = [charge for charge in trace.charges if charge.attempt_id in ids]
         billed = sum(charge.amount.micros for charge in mine)
-        more = attempt.unsure_bill.more.micros if attempt.unsure_bill else 0
+        unsure = [each.unsure_bill for each in attempts if each.unsure_bill]
+        more = sum(each.more.micros for each in unsure)
         slack = (
-            1
+            len(attempts)
             + len(lives)
             + sum(
                 max(rate for _, rate in life.rates).over(timedelta(seconds=slack_s)).micros
@@ -123,9 +130,9 @@ def find_wrong(ending: ScenarioResult, slack_s: float) -> list[str]:
             )
         )
         if not billed - slack <= truth <= billed + more + slack:
-            wrong.append(f"{attempt.id}: billed {billed} to {billed + more}, cost {truth}")
-        if attempt.unsure_bill and KINDS["honest"] == ending.cloud.script.records:
-            wrong.append(f"{attempt.id}: unsure, though the cloud reported the end")
+            wrong.append(f"{sorted(ids)}: billed {billed} to {billed + more}, cost {truth}")
+        if unsure and KINDS["honest"] == ending.cloud.script.records:
+            wrong.append(f"{sorted(ids)}: unsure, though the cloud reported the end")
     return wrong
 
 

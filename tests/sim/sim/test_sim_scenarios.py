@@ -21,6 +21,7 @@ from cavvy.domain.tasks import (
     IndexRange,
     JobLimits,
     JobSchedule,
+    LossPolicy,
     ResourceSpec,
     RetryPolicy,
     SpotPolicy,
@@ -261,12 +262,20 @@ def test_a_removal_that_keeps_failing_is_told_once(failures: int, told: int) -> 
     assert all(each.endswith("503: nothing was removed") for each in texts)
 
 
-def test_a_lost_rank_takes_the_gang_to_another_place() -> None:
+@pytest.mark.parametrize(
+    ("on_loss", "places"),
+    [(LossPolicy.REPAIR, ["cheap", "cheap"]), (LossPolicy.RESTART, ["cheap", "dear"])],
+)
+def test_a_lost_rank_is_replaced_or_takes_the_gang_to_another_place(
+    on_loss: LossPolicy, places: list[str]
+) -> None:
     trace = only(
-        run_scenario(task(nodes=2), launches=(FaultScript(lost_rank=1, lost_after_s=200),))
+        run_scenario(
+            task(nodes=2, on_loss=on_loss), launches=(FaultScript(lost_rank=1, lost_after_s=200),)
+        )
     )
     assert outcomes(trace) == [AttemptOutcome.NODE, AttemptOutcome.SUCCEEDED]
-    assert pool(trace) == ["cheap", "dear"]
+    assert pool(trace) == places
     first = trace.nodes[0][0]
     assert (first.exit_outcome, first.exit_code) == (AttemptOutcome.STOPPED, 143), tell(trace)
 

@@ -215,7 +215,7 @@ def close_bill(
     attempt: Attempt,
     look: GangLook,
     nodes: Sequence[Node],
-    stored: Iterable[Charge],
+    stored: Sequence[Charge],
     now: datetime,
 ) -> ClosedBill:
     """Compute the final charges. Each node is charged until its reported end or, if no end was
@@ -239,6 +239,7 @@ def close_bill(
     ends = [attempt.finished_at or attempt.since, *(node.ended_at or now for node in least.nodes)]
     latest = _latest_end(attempt, look, most, now) if more > 0 else None
     lost = bound_lost_traffic(attempt, nodes, now)
+    charges += _list_early(attempt, least, stored)
     return ClosedBill(
         charges=(*charges, *bill_traffic(attempt, nodes)),
         ended_at=max(ends),
@@ -246,11 +247,41 @@ def close_bill(
     )
 
 
+def _list_early(attempt: Attempt, told: GangSeen, stored: Sequence[Charge]) -> list[Charge]:
+    """Return the charges for the time before the first charge of a node that an attempt of the job
+    has handed on. Some clouds report the true start of a node only when it has ended, and the
+    bills of the earlier attempts are closed then.
+    """
+    if not attempt.repairs or attempt.adopted_at is None:
+        return []
+    first = dict.fromkeys(range(attempt.nodes), attempt.adopted_at)
+    others = [each for each in stored if each.attempt_id != attempt.id and each.kind in _OF_NODES]
+    # The periods of a node follow each other without a gap, also those of two attempts.
+    for charge in sorted(others, key=lambda each: (each.until, each.since), reverse=True):
+        if first.get(charge.rank) == charge.until:
+            first[charge.rank] = charge.since
+    charges: list[Charge] = []
+    for node in told.nodes:
+        began, billed = node.started_at, first.get(node.rank, attempt.adopted_at)
+        if node.rank in attempt.repairs or began is None or billed == attempt.adopted_at:
+            continue
+        if began < billed:
+            charges += bill(
+                attempt=attempt,
+                rank=node.rank,
+                started=began,
+                until=billed,
+                rates=told.rates,
+                final=False,
+            )
+    return charges
+
+
 def close_part(
     attempt: Attempt,
     look: GangLook,
     nodes: Sequence[Node],
-    stored: Iterable[Charge],
+    stored: Sequence[Charge],
     now: datetime,
 ) -> ClosedBill:
     """Compute the final charges of an attempt whose gang goes on with another attempt of the job.
