@@ -208,6 +208,25 @@ async def test_silent_providers_are_asked_once(api: Api, monkeypatch: pytest.Mon
     assert len(asked) == 1
 
 
+async def test_a_price_that_comes_late_is_waited_for_before_a_refusal(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An own host that is met for the first time answers later than a cloud, and costs nothing."""
+    pool = type(api.app_state.control_plane.pool)
+    soon = pool.market
+
+    async def market(*given: Any) -> Any:
+        await asyncio.sleep(0.2)
+        return await soon(*given)
+
+    monkeypatch.setattr(submission, "_MARKET_WAIT_S", 0.1)
+    monkeypatch.setattr(submission, "_PRICE_WAITS", 1000)
+    monkeypatch.setattr(submission, "list_elsewhere", lambda *_: ["ssh"])
+    monkeypatch.setattr(pool, "market", market)
+    task = {"text": f"{{name: late, run: x, {_LATER}}}"}
+    assert (await api.http.post("/v1/projects/default/jobs", json=task)).status_code == 201
+
+
 async def test_a_task_joins_a_group_that_exists(api: Api) -> None:
     texts = [f"{{name: {name}, run: x, group: rl, after: gate}}" for name in ("a", "b")]
     await api.submit(f"{{name: gate, run: x, {_LATER}}}")

@@ -80,6 +80,7 @@ from cavvy.task_files import ReadOptions, parse_task
 _KEY_AGE_S = 900
 _MARKET_AGE = timedelta(seconds=60)  # maximum age of the offers that this check uses
 _MARKET_WAIT_S = 5.0
+_PRICE_WAITS = 4  # times as long where the user has not agreed, as silence is then a refusal
 _SILENT = f"the providers have not answered within {_MARKET_WAIT_S:.0f} s"
 MOST_RANKED = 20  # tasks of a file whose placements are ranked
 # tries to count a user's jobs that another server counts, and seconds between two of them
@@ -663,7 +664,8 @@ def _ask_without_price(app_state: AppState, task: TaskSpec, what: str, *, consen
     providers have not answered in time. This machine costs nothing."""
     names = {split_account(each)[0] for each in app_state.control_plane.pool.providers}
     if not consented and list_elsewhere(task, names):
-        raise ApiProblem("consent-needed", f"{what} may cost money, price unknown: {_SILENT}")
+        unknown = f"{what} may cost money, price unknown: the providers have not answered in time"
+        raise ApiProblem("consent-needed", unknown)
 
 
 async def _look_in_pool(
@@ -1002,10 +1004,11 @@ def _missing_parts(blobs: BlobStore, snapshot: str) -> Sequence[str]:
         raise ApiProblem("invalid-request", told) from error
 
 
-async def ask_market(app_state: AppState) -> MarketSnapshot | None:
-    """Return the current offers, or None if the providers do not answer in time."""
+async def ask_market(app_state: AppState, *, consented: bool = True) -> MarketSnapshot | None:
+    """Return the current offers, or None if the providers do not answer in time. An own host that
+    is met for the first time may need longer than a cloud."""
     try:
-        async with asyncio.timeout(_MARKET_WAIT_S):
+        async with asyncio.timeout(_MARKET_WAIT_S * (1 if consented else _PRICE_WAITS)):
             return await app_state.control_plane.pool.market(_MARKET_AGE)
     except TimeoutError:
         return None
@@ -1017,7 +1020,7 @@ async def check_offers(
     """Raise ApiProblem if no offer can ever run the task, or if the user must first agree to the
     costs. With `silent`, the providers have just not answered, and are not asked again.
     """
-    snapshot = None if silent else await ask_market(app_state)
+    snapshot = None if silent else await ask_market(app_state, consented=consented)
     if snapshot is None:
         _ask_without_price(app_state, task, task.name, consented=consented)
         return  # the queue detects other problems later, and reports them in the job's events
