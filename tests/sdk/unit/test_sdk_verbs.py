@@ -72,7 +72,7 @@ UNNAMED = {name: why for why, names in REASONS.items() for name in names}
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 def test_every_command_has_a_method_of_its_name_or_a_reason(client: type) -> None:
     # the page is that of a whole installation; here, a capability may be left out
-    known = re.findall(r"^## cavvy ([\w-]+)$", PAGE.read_text(), re.MULTILINE)
+    known = re.findall(r"^(?:## |\| `)cavvy ([\w-]+)(?:$|` \|)", PAGE.read_text(), re.MULTILINE)
     assert not {*UNNAMED} - {*known, "completion"}, "a command is gone"
     for command in COMMANDS.keys() - OTHERS:
         method = getattr(client, NAMED.get(command, command), None)
