@@ -40,7 +40,7 @@ from .protect import Protection, protect_proc
 
 CLONE_NEWNS = 0x20000
 CLONE_NEWUSER = 0x10000000
-_PROCESSES = ".processes"  # in the hidden folder
+_PROCESSES, _BELOW = ".processes", "proc"  # in the hidden folder, and in it
 _PROCESSES_FLAGS = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC
 ALL_IDS = "0 0 4294967295"
 ENTER_S = 10.0  # maximum seconds to wait until a process of the work has hidden the folder
@@ -172,7 +172,7 @@ def _cover(
         protection.pin(real)
     mount("tmpfs", folder, "tmpfs", 0)
     for name in places:
-        os.mkdir(f"{folder}/{name}", 0o700)
+        os.makedirs(f"{folder}/{name}/{_BELOW}", 0o700)
     for path, fd in opened:
         make_place(path, fd)
         bind(f"/proc/self/fd/{fd}", path)
@@ -188,15 +188,17 @@ def _start_alone_as_root(processes: str) -> None:
     """Start the unshared process namespace. The function returns in a new process, in a new user
     namespace in which all user IDs stay the same. The first process maps the IDs.
 
-    The folder `processes` shows the same as /proc, read-only and with nothing mounted over parts of
-    it. The kernel lets the work mount /proc in namespaces of its own, such as those of sandboxes,
-    only if it has this already; and then only read-only, too.
+    A folder in `processes` shows the same as /proc, read-only and with nothing mounted over parts
+    of it. The kernel lets the work mount /proc in namespaces of its own, such as those of
+    sandboxes, only if it has this already; and then only read-only, too. An empty folder covers it,
+    as a search through the home folder would read files of /proc without end.
     """
     ours, theirs = socket.socketpair()
 
     def show_processes() -> None:
         protect_proc()
-        mount("proc", processes, "proc", _PROCESSES_FLAGS)
+        mount("proc", f"{processes}/{_BELOW}", "proc", _PROCESSES_FLAGS)
+        mount("tmpfs", processes, "tmpfs", _PROCESSES_FLAGS)
 
     def meet(program: int) -> None:
         ours.close()
