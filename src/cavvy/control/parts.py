@@ -111,24 +111,12 @@ class OwnReconciler(Protocol):
     async def reconcile(self, key: str) -> timedelta | None: ...
 
 
-class StandingReconciler:
-    """The base class of reconcilers that also work besides their keys (`OwnReconciler`), each of
-    which states what it does.
+class StandingReconciler(OwnReconciler):
+    """The base class of reconcilers that also work besides their keys. `unfinished` is asked from
+    time to time as well, if servers share the work.
     """
 
     waits_outside = False
-
-    def owns(self, key: str) -> bool:
-        raise NotImplementedError
-
-    async def unfinished(self) -> Sequence[str]:
-        """Return the keys to reconcile when the server starts, and, if servers share the work, from
-        time to time.
-        """
-        raise NotImplementedError
-
-    async def reconcile(self, key: str) -> timedelta | None:
-        raise NotImplementedError
 
     def open(self, app_state: object) -> None:
         """Get what the routes of this server use (`api.app_state.AppState`), before they answer.

@@ -110,12 +110,12 @@ def _read_network(value: bool | Sequence[str]) -> bool | list[str]:
     if isinstance(value, bool):
         return value
     if isinstance(value, str) or not all(isinstance(each, str) and each for each in value):
-        hint = 'use False, True, or host names such as ["pypi.org", "*.example.com"]'
+        hint = 'use False, True, or host names such as ["example.org", "*.example.com"]'
         raise _wrong("network", value, hint)
     for each in value:
         if _NO_NAME.search(each):
             bare = re.sub(r"^\w+://", "", each.strip()).rpartition("@")[2]
-            host = re.split(r"[/:\s]", bare)[0] or "pypi.org"
+            host = re.split(r"[/:\s]", bare)[0] or "example.com"
             raise _wrong("network", each, f'a host name has no scheme, port or path: use "{host}"')
     return [each.lower() for each in value]
 
