@@ -55,7 +55,9 @@ def test_variables_are_measured_as_they_are_sent() -> None:
         check_variables("env", {"X": "\u4e2d" * 40_000})
 
 
-@pytest.mark.parametrize("name", ["https://example.com", "example.com/simple", "example.com:443", "a b"])
+@pytest.mark.parametrize(
+    "name", ["https://example.com", "example.com/simple", "example.com:443", "a b"]
+)
 def test_a_network_of_something_else_than_names_is_refused(name: str) -> None:
     """Such a name would match nothing, so each request would be refused."""
     assert SandboxOptions(network=["*.example.com"]).to_wire()["network"] == ["*.example.com"]
