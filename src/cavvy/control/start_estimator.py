@@ -192,14 +192,13 @@ class StartEstimator:
     def _list_waiting(
         self, line: Sequence[QueueRow], snapshot: MarketSnapshot
     ) -> Sequence[WaitingRow]:
-        known: dict[tuple[object, ...], Sequence[tuple[TaskSpec, Sequence[Offer]]]] = {}
+        known: dict[object, Sequence[tuple[TaskSpec, Sequence[Offer]]]] = {}
         found = []
         for row in line:
             job = self._jobs.get(row.id)
             if job is None:
                 continue
-            task = job.task
-            needs = (job.project, job.consented, task.resources, task.nodes, task.image)
+            needs = _needs_of(job)
             if needs not in known:
                 known[needs] = [
                     (each.task, list_usable(each, snapshot, self._pool.objections))
@@ -207,6 +206,15 @@ class StartEstimator:
                 ]
             found.append(WaitingRow(row=row, job=job, suited=known[needs]))
         return found
+
+
+def _needs_of(job: JobRecord) -> object:
+    """Return what decides which offers suit a job, but for what providers object to: a queue may
+    have a thousand jobs whose tasks differ in the rest."""
+    task = job.task
+    sizes = task.nodes, task.elastic, job.most_nodes
+    where = task.resources, task.image, task.topology, task.volumes
+    return job.project, job.consented, sizes, where
 
 
 def _list_boots(

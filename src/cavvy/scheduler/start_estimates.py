@@ -322,14 +322,17 @@ def _start(
     open_demands = list(job.demands)
     freed: int | None = None
     while open_demands:
-        demand = min(open_demands, key=lambda each: lanes[each.lane].now)
-        lane = lanes[demand.lane]
-        if hosts := lane.find(demand, freed if len(job.demands) == 1 else None):
-            for other in job.demands:
-                lanes[other.lane].advance(lane.now)
-            return lane.now, hosts, demand
+        number = min((each.lane for each in open_demands), key=lambda each: lanes[each].now)
+        lane = lanes[number]
+        for demand in open_demands:
+            if demand.lane != number:
+                continue
+            if hosts := lane.find(demand, freed if len(job.demands) == 1 else None):
+                for other in job.demands:
+                    lanes[other.lane].advance(lane.now)
+                return lane.now, hosts, demand
         if (freed := lane.end_next()) is None:
-            open_demands.remove(demand)
+            open_demands = [each for each in open_demands if each.lane != number]
     for demand in job.demands:
         lanes[demand.lane].now = inf
     return inf, (), None

@@ -11,11 +11,20 @@ from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.control.decide.queue_state import GangRow, WaitingRow, make_queue_state
 from cavvy.control.start_estimator import StartEstimator
 from cavvy.domain.allocations import Allocation, Host
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.shares import EndedGang, HeldShare, QueueRow
-from cavvy.domain.tasks import AcceleratorNeed, JobLimits, ResourceSpec, TaskSpec
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    JobLimits,
+    ResourceSpec,
+    TaskSpec,
+    TopologyNeed,
+    Volume,
+    VolumeKind,
+)
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import OfferedMarket
@@ -173,3 +182,61 @@ def test_the_end_of_a_running_gang_is_that_of_gangs_like_it() -> None:
     ]
     ends = asyncio.run(estimator.estimate_ends(gangs, NOW))
     assert ends == {"train-10-1": NOW + 15 * MINUTE}
+
+
+async def _give(value: object) -> object:
+    return value
+
+
+def start_at_once(hosts: int, *jobs: JobRecord) -> str:
+    """Return which of these waiting jobs are expected to start now, if so many hosts are free."""
+    names = [f"h{number}" for number in range(hosts)]
+    free = [
+        Host(name=f"own/{name}", cpus=4, memory_mib=99, devices=tuple("abcd"), group="own/hall")
+        for name in names
+    ]
+    gpus = {"accelerator": "A100", "accelerator_memory_mib": 40960, "vcpus": 4, "memory_mib": 99}
+    offers = [offer(None, **gpus), *(offer(name, **gpus) for name in names)]
+    market = OfferedMarket(offers=offers, hosts=free, blind=("own",))
+    snapshot = MarketSnapshot(market=market, as_of=NOW)
+    store = SimpleNamespace(
+        open_attempts=lambda: _give([]),
+        live_versions=lambda: _give({}),
+        find_jobs=lambda ids: _give(jobs),
+        allocations=lambda: _give([]),
+        queue=SimpleNamespace(ended_gangs=lambda limit: _give([])),
+        maintenance=SimpleNamespace(reservations=lambda: _give([])),
+    )
+    line = [QueueRow(each.id, each.project, each.user, 4.0) for each in jobs]
+    pool = SimpleNamespace(market=lambda age: _give(snapshot), objections=lambda *_: ())
+    queue = SimpleNamespace(line_up=lambda *_: _give(line), book=ShareBook())
+    estimator = StartEstimator(cast(Any, store), cast(Any, pool), cast(Any, queue))
+    found = asyncio.run(estimator.estimate([each.id for each in jobs], NOW))
+    return " ".join(name for name, each in found.items() if each.likely == NOW)
+
+
+def stretch(job: JobRecord, most: int, resized: int | None = None) -> JobRecord:
+    """Let the job have up to this many nodes."""
+    sizes = NodeRange(least=job.task.nodes, most=most)
+    return replace(job, task=replace(job.task, elastic=sizes), most_nodes=resized)
+
+
+def test_the_sizes_of_an_elastic_job_are_its_own() -> None:
+    """A job that takes two of the hosts leaves none for the last one."""
+    plain, last = job("plain"), job("last")
+    elastic, resized = stretch(job("elastic"), 2), stretch(job("resized"), 2, 1)
+    assert start_at_once(2, plain, last) == "plain last"
+    assert start_at_once(2, elastic, last) == "elastic"
+    assert start_at_once(3, plain, elastic, last) == "plain elastic"
+    assert start_at_once(3, resized, elastic, last) == "resized elastic"
+    assert start_at_once(3, elastic, plain, last) == "elastic plain"
+    assert start_at_once(2, plain, elastic) == "plain elastic"
+
+
+def test_jobs_of_the_same_size_may_need_other_hosts() -> None:
+    """The hosts have no label `rack`, and nobody knows where the volume is."""
+    plain, near, bound = job("plain", 2), job("near", 2), job("bound", 2)
+    near = replace(near, task=replace(near.task, topology=TopologyNeed(same="rack")))
+    data = Volume(path="/data", source="data", kind=VolumeKind.NAMED, keep=True)
+    bound = replace(bound, task=replace(bound.task, volumes=(data,)))
+    assert start_at_once(6, plain, near, bound) == "plain"

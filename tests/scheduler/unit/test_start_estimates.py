@@ -72,6 +72,19 @@ def test_jobs_start_in_order_when_enough_hosts_are_free() -> None:
     assert starts(state, always(100)) == expected
 
 
+def test_a_job_starts_on_the_first_of_its_sizes_that_fits() -> None:
+    """It does not wait for the largest one, which it takes where both fit."""
+    sizes = LaneDemand(0, 2, (1.0,)), LaneDemand(0, 1, (1.0,))
+    busy = QueueState(
+        lanes=[[(1.0,), (0.0,)]],
+        running=[holds(30, HeldPart(0, 1, (1.0,)))],
+        line=[waits("elastic", *sizes), waits("next", LaneDemand(0, 1, (1.0,)))],
+    )
+    assert starts(busy, always(100)) == {"elastic": 0.0, "next": 30.0}
+    free = replace(busy, lanes=[[(1.0,), (1.0,)]], running=[])
+    assert starts(free, always(100)) == {"elastic": 0.0, "next": 100.0}
+
+
 def test_jobs_wait_for_limits_without_keeping_others_waiting() -> None:
     room = LaneDemand(0, 1, (1.0,))
     state = QueueState(
