@@ -133,12 +133,8 @@ _FULL = "not placed"  # Cavvy's own code
 # https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_ContainerDefinition.html
 _STOP = timedelta(seconds=120)
 # https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_Task.html; examples of interrupted
-# tasks of Fargate Spot have either code
+# tasks of Fargate Spot have either code, and those of a terminated instance the latter
 _INTERRUPTED = frozenset({"SpotInterruption", "TerminationNotice"})
-# https://docs.aws.amazon.com/AmazonECS/latest/developerguide/stopped-task-error-codes.html: the
-# start of the reason of a task whose instance was stopped or terminated. Only the text tells this:
-# none of the seven stop codes stands for it.
-_HOST_GONE = "Host EC2"
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-lifecycle-explanation.html
 _STARTS = frozenset({"PROVISIONING", "PENDING", "ACTIVATING"})
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/api_failures_messages.html: the starts
@@ -371,9 +367,7 @@ def read_task(told: Mapping[str, Any]) -> ServiceJob:
         state=state,
         started_at=pulled,
         ended_at=ended,
-        # the reason of a task that a user stopped contains the text of the request
-        preempted=code in _INTERRUPTED
-        or (code != "UserInitiated" and reason.startswith(_HOST_GONE)),
+        preempted=code in _INTERRUPTED,
         no_capacity=code == "TaskFailedToStart" and reason.startswith(_NO_ROOM),
         reason="" if ended is None or codes == [0] else _tell_end(reason, codes),
         waits=_tell_wait(told),

@@ -184,12 +184,12 @@ class TestEcs(AwsContract[EcsPlace]):
         assert (seen.state, seen.preempted) == (GangState.ENDED, True)
 
     @pytest.mark.parametrize(
-        ("code", "lost"), [("EssentialContainerExited", True), ("UserInitiated", False)]
+        ("code", "lost"), [("TerminationNotice", True), ("UserInitiated", False)]
     )
     def test_a_terminated_instance_is_a_preemption(
         self, account: EcsPlace, code: str, lost: bool
     ) -> None:
-        """A person's own words as the reason of a stop are none."""
+        """The code tells it: the reason of a stop may be a person's own words."""
         reason = "Host EC2 (instance i-0123456789abcdef0) terminated."
         assert self.see_end(account, {"stopCode": code, "stoppedReason": reason}).preempted is lost
 
