@@ -181,9 +181,15 @@ def test_pages_name_commands_that_can_be_called() -> None:
     faults = [
         f"{path.relative_to(ROOT)}: {fault}"
         for path in PAGES
-        for fault in find_faults(path.read_text("utf-8"), QUOTED, whole=False)
+        for fault in find_faults(strip_former(path.read_text("utf-8")), QUOTED, whole=False)
     ]
     assert faults == []
+
+
+def strip_former(text: str) -> str:
+    """A page without the rows that only say which command a former word became."""
+    starts = tuple(f"| `cavvy {former}` | [`cavvy {now}`]" for former, now in MERGED.items())
+    return "\n".join(line for line in text.splitlines() if not line.startswith(starts))
 
 
 @pytest.mark.parametrize(
