@@ -68,8 +68,17 @@ class FaultyStore:
         self._commits = 0
 
     def __getattr__(self, name: str) -> object:
-        found = getattr(self._store, name)
-        return self._slow(found) if callable(found) else _SlowPart(found, self._slow)
+        return self._delay(getattr(self._store, name))
+
+    def _delay(self, found: object) -> object:
+        """Return what the store has under a name, so that each call of it takes time: a method, the
+        functions of a tuple, or a part such as its budgets.
+        """
+        if callable(found):
+            return self._slow(found)
+        if isinstance(found, tuple):
+            return tuple(self._delay(each) for each in found)
+        return _SlowPart(found, self._delay)
 
     def _slow(self, method: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
         async def slowly(*args: object, **named: object) -> object:
@@ -97,21 +106,14 @@ class FaultyStore:
 
 
 class _SlowPart:
-    """A part of a store, such as its budgets. `slow` wraps each method of this part of the store,
-    to delay each call.
-    """
+    """A part of a store, such as its budgets. `delay` makes each call of what it has take time."""
 
-    def __init__(
-        self,
-        part: object,
-        slow: Callable[[Callable[..., Awaitable[object]]], Callable[..., Awaitable[object]]],
-    ) -> None:
+    def __init__(self, part: object, delay: Callable[[object], object]) -> None:
         self._part = part
-        self._slow = slow
+        self._delay = delay
 
     def __getattr__(self, name: str) -> object:
-        found = getattr(self._part, name)
-        return self._slow(found) if callable(found) else _SlowPart(found, self._slow)
+        return self._delay(getattr(self._part, name))
 
 
 class FaultyProvider:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cavvy.agent.allowed_folders import AllowedFolders
-from cavvy.agent.work import event_files
+from cavvy.agent.work import event_files, run_events
 from cavvy.agent.work.event_files import EventFileReader, masked_crc, read_tensor
 from cavvy.agent.work.meters import UsageMeter
 from cavvy.agent.work.monitor import WorkMonitor
@@ -58,7 +58,7 @@ def scalar(tag: str, value: float, step: int, at: float = 1.0) -> bytes:
 
 @pytest.fixture(autouse=True)
 def stays_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_files, "PIECE_BYTES", 100)  # so that records lie across pieces
+    monkeypatch.setattr(run_events, "PIECE_BYTES", 100)  # so that records lie across pieces
 
 
 def test_the_checksum_is_the_one_of_tfrecord() -> None:

@@ -15,10 +15,9 @@ from tests.agent.unit.test_event_files import Reader
 
 from cavvy.agent.work import wandb_files
 from cavvy.agent.work.event_files import EventFileReader
-from cavvy.agent.work.run_events import RunEvent
+from cavvy.agent.work.run_events import PIECE_BYTES, RunEvent
 from cavvy.agent.work.wandb_files import (
     BLOCK,
-    BLOCKS,
     FIRST,
     HEAD,
     LARGEST,
@@ -90,7 +89,7 @@ def test_a_read_ends_where_no_piece_completes_a_record(tmp_path: Path, nothing: 
     path.write_bytes(HEAD + b"\0" + piece(0, b"") + data[2 * PIECE_HEAD :])
     file = WandbFile("runs", os.open(path, os.O_RDONLY))
     assert len([*file.read(10)]) == 10
-    assert file._offset <= 2 * BLOCKS * BLOCK, "the rest is for later"
+    assert file._offset <= 2 * PIECE_BYTES, "the rest is for later"
     assert sum(len(each) for each in file._begun or ()) <= LARGEST
     found = [*file.read(1_000_000)]
     assert found, "and comes then"

@@ -30,6 +30,7 @@ from cavvy.domain.tasks import (
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
+from cavvy.frame.faults import forget_faults, list_faults
 from cavvy.providers.fake.script import (
     CallOutcome,
     CloudScript,
@@ -645,6 +646,12 @@ def test_a_later_job_gets_its_quota_back_while_an_earlier_one_cannot() -> None:
     assert sorted(len(traces[name].attempts) for name in ("a0", "a1")) == [1, 2]
     starts = {name: traces[name].attempts[0].created_at - START for name in "bc"}
     assert starts["c"] < timedelta(hours=1) < starts["b"]
+
+
+def test_the_reconcilers_of_capabilities_take_part() -> None:
+    forget_faults()
+    run_scenario(task(100))
+    assert list_faults() == []
 
 
 def array(run_s: float, count: int, **changes: object) -> SimSubmission:

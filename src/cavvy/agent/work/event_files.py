@@ -20,13 +20,11 @@ from sys import byteorder
 
 from ..allowed_folders import AllowedFolders, check_regular, open_below
 from .protobuf import read_fields, read_varint
-from .run_events import RunEvent
+from .run_events import RunEvent, RunFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    from .wandb_files import WandbFile
 
     Found = Callable[[dict[str, float], float, float], object]
 
@@ -41,7 +39,6 @@ MOST_RECORDS = 1000  # that are read at a time, so that the agent uses little CP
 MOST_AT_END = 200_000  # when the work has ended
 END_S = 5.0
 TICK_S = 0.05  # that reading takes at a time, since the agent's loop waits for it
-PIECE_BYTES = 256 << 10
 # bytes of a record that is read; larger ones, such as pictures, are left out: the checksum of one
 # takes 20 ms
 LARGEST = 64 << 10
@@ -75,7 +72,7 @@ class EventFileReader:
         self._host = host  # only files of this host are read, if it is not ""
         self._clock = clock
         self._began = clock() - LATE_S
-        self._files: dict[tuple[int, int], _EventFile | WandbFile] = {}
+        self._files: dict[tuple[int, int], RunFile] = {}
         self._name = _RunNames().name
         self._search_at = 0.0
         self._turn = 0  # the file that is read first
@@ -116,9 +113,7 @@ class EventFileReader:
                     return count
         return count
 
-    def _take(
-        self, file: _EventFile | WandbFile, event: RunEvent, now: float, found: Found
-    ) -> None:
+    def _take(self, file: RunFile, event: RunEvent, now: float, found: Found) -> None:
         if not self._began <= event.at <= now + 3600:
             return  # written by an earlier run, or not a time
         if event.values:
@@ -145,7 +140,7 @@ class EventFileReader:
                 continue
             self._files[key] = self._make_file(folder, file, name)
 
-    def _make_file(self, folder: str, fd: int, name: str) -> _EventFile | WandbFile:
+    def _make_file(self, folder: str, fd: int, name: str) -> RunFile:
         if not name.endswith(WANDB_END):
             return _EventFile(folder, fd)
         from .wandb_files import WandbFile
@@ -215,39 +210,20 @@ class _RunNames:
         return tag if tag.startswith(last + "/") else f"{last}/{tag}"
 
 
-class _EventFile:
-    """An event file that grows."""
+class _EventFile(RunFile):
+    """An event file."""
 
     def __init__(self, folder: str, fd: int) -> None:
-        self.folder, self._fd = folder, fd
-        self._offset = 0  # from which more is read
-        self._data, self._at = b"", 0  # what was read, and where its next record begins
-        self._broken = False
+        super().__init__(folder, fd)
         self._scalars: set[bytes] = set()  # tags of tensors that are scalars
 
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def read(self, most: int) -> Iterator[RunEvent]:
-        """Yield up to `most` new events."""
-        while most > 0 and not self._broken:
-            record = self._next()
-            if record is None:
-                return
-            most -= 1
-            yield self._parse(record)
-
     def _next(self) -> bytes | None:
-        """Return the next complete record, b"" for one that is left out, or None."""
         if not self._fill(12):
             return None
         head = self._data[self._at : self._at + 8]
         length, crc = struct.unpack_from("<QI", self._data, self._at)
         if length > LONGEST or _head_crc(head) != crc:
-            self._broken = True  # what follows cannot be found
-            self.close()
+            self._break()
             return None
         whole = 12 + length + 4
         if length > LARGEST:
@@ -261,29 +237,6 @@ class _EventFile:
         data, (crc,) = self._data[begin:end], struct.unpack_from("<I", self._data, end)
         self._skip(whole)
         return data if masked_crc(data) == crc else b""
-
-    def _fill(self, size: int) -> bool:
-        """Read until at least `size` bytes are there; return whether they are."""
-        rest = len(self._data) - self._at
-        if rest >= size:
-            return True
-        try:
-            data = os.pread(self._fd, max(PIECE_BYTES, size - rest), self._offset)
-        except OSError:
-            self._broken = True
-            return False
-        self._offset += len(data)
-        self._data, self._at = self._data[self._at :] + data, 0
-        return len(self._data) >= size
-
-    def _place(self) -> int:
-        """Return where the next record begins in the file."""
-        return self._offset - len(self._data) + self._at
-
-    def _skip(self, size: int) -> None:
-        self._at += size
-        if self._at > len(self._data):  # a record that is passed over
-            self._offset, self._data, self._at = self._place(), b"", 0
 
     def _parse(self, record: bytes) -> RunEvent:
         event = RunEvent()

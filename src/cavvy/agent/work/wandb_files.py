@@ -10,25 +10,21 @@ are read by their numbers. Values and settings are texts in JSON.
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zlib
 
 from .protobuf import read_fields
-from .run_events import RunEvent
+from .run_events import RunEvent, RunFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
-END = ".wandb"  # of the name of each file
 HEAD = b":W&B\xe1\xbe"  # and the version, 0
 HEAD_BYTES = 7
 BLOCK = 32 << 10
 PIECE_HEAD = 7  # bytes: checksum, length, kind
 WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4  # kinds of pieces
-BLOCKS = 8  # that are read at a time
 LARGEST = 256 << 10  # bytes of a record that is read; larger ones are left out
 MOST_PARAMS, MOST_LOGGED, DEEPEST = 256, 1000, 4
 # fields of `Record`
@@ -36,34 +32,19 @@ HISTORY, SUMMARY, CONFIG, RUN, EXIT, FINAL = 2, 3, 5, 17, 18, 20
 HOST, BEGAN = 13, 17  # of `RunRecord`
 
 
-class WandbFile:
-    """A file of a run that grows. With `host`, only a run of this host has values."""
+class WandbFile(RunFile):
+    """A file of a run. With `host`, only a run of this host has values."""
 
     def __init__(self, folder: str, fd: int, host: str = "") -> None:
-        self.folder, self._fd, self._host = folder, fd, host
-        self._offset = 0  # from which the next bytes are read
-        self._data, self._place = b"", 0  # what was read before it, and what of it is taken
+        super().__init__(folder, fd)
+        self._host = host
         self._is_own = not host
-        self._at = self._step = 0.0  # of the newest value
+        self._time = self._step = 0.0  # of the newest value
         self._logged: set[str] = set()  # names of the history
         self._stated: dict[str, float] = {}  # results of the summary, until the next record
         self._begun: list[bytes] | None = None  # pieces of a record; None if it is left out
         self._size = 0
-        self._broken = self._has_head = False
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def read(self, most: int) -> Iterator[RunEvent]:
-        """Yield up to `most` new events, empty ones for what is left out."""
-        while most > 0 and not self._broken:
-            record = self._next()
-            if record is None:
-                return
-            most -= 1
-            yield self._parse(record)
+        self._has_head = False
 
     def _next(self) -> bytes | None:
         """Return what the next piece completes: a record, b"" if it completes none that is read, or
@@ -101,7 +82,7 @@ class WandbFile:
                 return None
             self._has_head = True
             self._skip(HEAD_BYTES)
-        left = BLOCK - (self._offset - len(self._data) + self._place) % BLOCK
+        left = BLOCK - self._place() % BLOCK
         if left < PIECE_HEAD:  # the end of a block is filled
             if not self._fill(left):
                 return None
@@ -109,12 +90,12 @@ class WandbFile:
             left = BLOCK
         if not self._fill(PIECE_HEAD):
             return None
-        crc, length, kind = struct.unpack_from("<IHB", self._data, self._place)
+        crc, length, kind = struct.unpack_from("<IHB", self._data, self._at)
         if not WHOLE <= kind <= LAST or length > left - PIECE_HEAD:
             return self._skip_block(left)
         if not self._fill(PIECE_HEAD + length):
             return None
-        begin = self._place + PIECE_HEAD
+        begin = self._at + PIECE_HEAD
         data = self._data[begin : begin + length]
         if zlib.crc32(data, zlib.crc32(bytes([kind]))) != crc:
             return self._skip_block(left)
@@ -129,26 +110,6 @@ class WandbFile:
         self._skip(left)
         self._begun = None
         return 0, b""
-
-    def _fill(self, size: int) -> bool:
-        """Read until at least `size` bytes are there; return whether they are."""
-        if len(self._data) - self._place >= size:
-            return True
-        try:
-            data = os.pread(self._fd, BLOCK * BLOCKS, self._offset)
-        except OSError:
-            self._break()
-            return False
-        self._offset += len(data)
-        self._data, self._place = self._data[self._place :] + data, 0
-        return len(self._data) >= size
-
-    def _skip(self, size: int) -> None:
-        self._place += size
-
-    def _break(self) -> None:
-        self._broken = True
-        self.close()
 
     def _parse(self, record: bytes) -> RunEvent:
         event = RunEvent()
@@ -176,12 +137,12 @@ class WandbFile:
         began, config = fields.get(BEGAN), fields.get(4)
         if isinstance(began, bytes):
             seconds = dict(read_fields(began)).get(1, 0)
-            self._at = event.at = float(seconds) if isinstance(seconds, int) else 0.0
+            self._time = event.at = float(seconds) if isinstance(seconds, int) else 0.0
         if self._is_own and isinstance(config, bytes):
             self._read_config(config, event)
 
     def _read_config(self, data: bytes, event: RunEvent) -> None:
-        event.at = self._at
+        event.at = self._time
         for name, value in _read_table(data).items():
             if name != "_wandb":  # what W&B tells about itself
                 _add_params(name, value, event.params)
@@ -198,7 +159,7 @@ class WandbFile:
                 event.at = _to_float(value) or 0.0
             elif not name.startswith("_"):
                 _add_values(name, value, event.values)
-        self._at, self._step = event.at, event.step
+        self._time, self._step = event.at, event.step
         if len(self._logged) < MOST_LOGGED:
             self._logged.update(event.values)
         self._state(event)
@@ -213,7 +174,7 @@ class WandbFile:
     def _state(self, event: RunEvent) -> None:
         """Add the results that were stated, as values of the newest step."""
         if self._stated:
-            event.at, event.step = self._at, self._step
+            event.at, event.step = self._time, self._step
             for name, value in self._stated.items():
                 if name not in self._logged:
                     event.values.setdefault(name, value)
