@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -156,15 +157,19 @@ for _ in range(40):
         assert sorted(os.listdir(tmp_path / "whole")) == ["a\x1b[2Jb", "deep", "hard", "sparse"]
         assert os.stat(tmp_path / "whole/deep/file").st_mode & 0o7000 == 0
 
-        # what lies at the target is replaced, never written through
+        # what lies at the target is replaced if the user says so, never written through
         (tmp_path / "to").mkdir()
         (tmp_path / "to/hard").symlink_to(tmp_path / "mine")
-        sandbox.get("tree", tmp_path / "to")
+        with pytest.raises(SandboxFileError, match="files that Cavvy has not put there"):
+            sandbox.get("tree", tmp_path / "to")
+        assert os.listdir(tmp_path / "to") == ["hard"]
+        sandbox.get("tree", tmp_path / "to", replace=True)
         assert (tmp_path / "mine").read_text() == "mine"
+        assert not (tmp_path / "to/hard").is_symlink()
         (tmp_path / "linked").mkdir()
         (tmp_path / "linked/deep").symlink_to(tmp_path)
         with pytest.raises(OSError, match=r"deep|directory|symbolic"):
-            sandbox.get("tree", tmp_path / "linked")
+            sandbox.get("tree", tmp_path / "linked", replace=True)
 
 
 @pytest.mark.parametrize(
@@ -185,6 +190,61 @@ def test_sizes_that_are_wrong_are_refused(tmp_path: Path) -> None:
             trees.take_tree(iter([entry]), tmp_path / "to", 1)
     with pytest.raises(SandboxFileError):  # a device
         trees.take_tree(iter([ENTRY.pack(1, 0o020644, 0) + b"a"]), tmp_path / "to", 1)
+
+
+def _send(files: dict[str, bytes]) -> Iterator[bytes]:
+    for name, data in files.items():
+        raw = os.fsencode(name)
+        yield ENTRY.pack(len(raw), 0o100644, len(data)) + raw + data
+    yield ENTRY.pack(0, 0, 0)
+
+
+def test_files_of_the_user_are_not_replaced_unasked(tmp_path: Path) -> None:
+    """A sandbox chooses the names: any may be one that a program here obeys."""
+    mine = tmp_path / "mine"
+    (mine / "deep").mkdir(parents=True)
+    (mine / "deep/file").write_text("mine")
+    for name in (".envrc", "deep/new", "deep/file"):
+        with pytest.raises(SandboxFileError, match="replace=True"):
+            trees.take_tree(_send({name: b"theirs"}), mine, 1)
+    assert [str(each.relative_to(mine)) for each in mine.rglob("*")] == ["deep", "deep/file"]
+    assert (mine / "deep/file").read_text() == "mine"
+    trees.take_tree(_send({"deep/file": b"theirs"}), mine, 1, replace=True)
+    assert (mine / "deep/file").read_text() == "theirs"
+
+    fresh = tmp_path / "fresh"
+    for data in (b"one", b"two"):  # what arrived before is replaced, as long as it is as it arrived
+        trees.take_tree(_send({"deep/file": data, "odd-\udcff": data}), fresh, 1)
+    assert (fresh / "deep/file").read_text() == "two"
+    (fresh / "deep/file").write_text("changed by me")
+    with pytest.raises(SandboxFileError, match="may not replace 'deep/file'"):
+        trees.take_tree(_send({"deep/file": b"three"}), fresh, 1)
+    assert (fresh / "deep/file").read_text() == "changed by me"
+
+
+def test_a_repository_of_the_user_gets_no_hooks(tmp_path: Path) -> None:
+    (tmp_path / "mine/.git/hooks").mkdir(parents=True)
+    hook = {".git/hooks/post-checkout": b"#!/bin/sh\n"}
+    for local in ("mine", "mine/.git", "mine/.git/hooks", "mine/.git/new"):
+        with pytest.raises(SandboxFileError, match="git"):
+            trees.take_tree(_send(hook), tmp_path / local, 1, replace=True)
+    assert not [each for each in tmp_path.rglob("*") if each.is_file()]
+    trees.take_tree(_send(hook), tmp_path / "new", 1)
+
+
+def test_a_device_at_the_target_stays(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(SandboxFileError, match="not a file or folder"):
+        trees.take_tree(_send({".": b"x"}), tmp_path / "pipe", 1)
+    assert stat.S_ISFIFO(os.lstat(tmp_path / "pipe").st_mode)
+
+
+def test_only_the_user_reads_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is whatever a sandbox had, also what the user has put there."""
+    monkeypatch.setenv("CAVVY_HOME", str(tmp_path))
+    name = trees.keep_snapshot(iter([b"secret"]), 1)
+    (found,) = tmp_path.rglob(name)
+    assert stat.S_IMODE(found.stat().st_mode) == 0o600
 
 
 def send_sparse_files() -> Iterator[bytes]:

@@ -199,7 +199,8 @@ class Sandbox:
     def get(self) -> BothWays[..., int]:
         """Copy a file or folder of the sandbox to this computer: `get(path, local)`. Returns how
         many links, pipes and devices were left out. Files are made anew below `local`, never
-        through links. More than twice the sandbox's `disk` is refused. Raises SandboxFileError,
+        through links. In a folder with files of yours, nothing is made or replaced without
+        `replace=True`. More than twice the sandbox's `disk` is refused. Raises SandboxFileError,
         OSError.
         """
         return _both(self._get)
@@ -304,10 +305,17 @@ class Sandbox:
             mode = source.stat().st_mode & 0o777
             self._call("write", pieces, path=_read_path(path), mode=mode).finish()
 
-    def _get(self, path: str | os.PathLike[str], local: str | os.PathLike[str]) -> int:
-        disk_mib = self._read_disk()
-        call = self._call("send_tree", path=_read_path(path))
-        left_out: int = call.run(lambda pieces: trees.take_tree(pieces, Path(local), disk_mib))
+    def _get(
+        self,
+        path: str | os.PathLike[str],
+        local: str | os.PathLike[str],
+        *,
+        replace: bool = False,
+    ) -> int:
+        take = partial(
+            trees.take_tree, local=Path(local), disk_mib=self._read_disk(), replace=replace
+        )
+        left_out: int = self._call("send_tree", path=_read_path(path)).run(take)
         return left_out
 
     def _snapshot(self) -> "SandboxSnapshot":

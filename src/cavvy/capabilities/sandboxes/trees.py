@@ -5,14 +5,19 @@ names that lead elsewhere, sizes that are wrong, and no end.
 import os
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
+from typing import TYPE_CHECKING, NamedTuple
 
 from cavvy.capabilities.sandboxes.errors import SandboxFileError
 from cavvy.capabilities.sandboxes.on_node.file_calls import ENTRY
+
+if TYPE_CHECKING:
+    from cavvy.client.landing import Landing, Receipts
 
 PIECE = 64 << 10
 _MOST_NAME = 4096  # bytes of a path
@@ -20,8 +25,6 @@ _MOST_PART = 255  # bytes of a name in it
 _MOST_FILES = 1_000_000
 _MOST_OVERHEAD = 128 << 20  # bytes of the heads of as many files as a sandbox has, in an archive
 _SMALL, _MOST_FULL = 1 << 20, 256 << 20  # bytes for which no room is kept, and the room for others
-_READ = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class CopyLimit:
@@ -50,27 +53,30 @@ class CopyLimit:
                 )
 
 
-def take_tree(pieces: Iterator[bytes], local: Path, disk_mib: int) -> int:
+def take_tree(pieces: Iterator[bytes], local: Path, disk_mib: int, *, replace: bool = False) -> int:
     """Write what a sandbox sends (`file_calls`) to `local`: a file, or a folder with files. Return
-    how many links, pipes and devices were left out. Raises SandboxFileError, OSError.
+    how many links, pipes and devices were left out. In a folder with files that Cavvy has not put
+    there, nothing is made or replaced without `replace`. Raises SandboxFileError, OSError.
     """
-    source, count, limit = _Source(pieces), 0, CopyLimit(disk_mib, local.absolute())
-    while True:
-        length, mode, size = ENTRY.unpack(source.take(ENTRY.size))
-        if not length:
-            if not count:
-                local.mkdir(parents=True, exist_ok=True)
-            return int(size)
-        count += 1
-        if length > _MOST_NAME or count > _MOST_FILES:
-            raise SandboxFileError("the sandbox sends more than can be taken")
-        limit.take(size)
-        parts = _check_name(source.take(length))
-        if parts == [b"."] and stat.S_ISREG(mode):
-            _take_file(source, local, size, mode)
-        else:
-            local.mkdir(parents=True, exist_ok=True)
-            _take_entry(source, local, parts, mode, size)
+    from cavvy.cli.reach.received import is_git_folder, is_in_git_folder
+    from cavvy.client.landing import Landing, LandingRefused, Receipts
+
+    if is_git_folder(local) or is_in_git_folder(local):
+        raise SandboxFileError(f"{local} is in a git folder, and nothing was written")
+    source, limit = _Source(pieces), CopyLimit(disk_mib, local.absolute())
+    try:
+        first = _read_entry(source, limit)
+        if first.parts == [b"."] and stat.S_ISREG(first.mode):
+            with Landing(local.parent) as landing:
+                _write(source, landing, local.name, first)
+            return _read_entry(source, limit).left_out
+        local.mkdir(parents=True, exist_ok=True)
+        with Receipts(local) as receipts, Landing(local) as landing:
+            arrival = _Arrival(source, local, landing, receipts, replace)
+            return arrival.take(first, limit)
+    except LandingRefused as error:
+        told = f"{error.message}: {error.hint}" if error.hint else error.message
+        raise SandboxFileError(told) from error
 
 
 def send_tree(folder: Path) -> Iterator[bytes]:
@@ -95,7 +101,7 @@ def keep_snapshot(pieces: Iterator[bytes], disk_mib: int) -> str:
     made, digest = folder / f".{token_hex(8)}", sha256()
     limit = CopyLimit(disk_mib, folder)
     try:
-        with open(made, "xb") as file:
+        with open(made, "xb", opener=_open_private) as file:
             for each in pieces:
                 limit.take(len(each))
                 digest.update(each)
@@ -123,6 +129,10 @@ def _open_cache() -> Path:
     folder = Path(default_home()) / "cache" / "sandboxes" / "snapshots"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class _Source:
@@ -158,46 +168,96 @@ def _check_name(raw: bytes) -> list[bytes]:
     return parts
 
 
-def _take_file(source: _Source, local: Path, size: int, mode: int) -> None:
-    target = local
-    above = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _write(source, above, os.fsencode(target.name), size, mode)
-    finally:
-        os.close(above)
+class _ArchiveEntry(NamedTuple):
+    """A file or folder that a sandbox sends; `parts` is empty in the last entry."""
+
+    parts: list[bytes]
+    mode: int
+    size: int
+    left_out: int
+
+    @property
+    def path(self) -> str:
+        return os.fsdecode(b"/".join(self.parts))
 
 
-def _take_entry(source: _Source, local: Path, parts: list[bytes], mode: int, size: int) -> None:
-    """Write an entry below `local`, through no link."""
-    at = os.open(local, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for part in parts if stat.S_ISDIR(mode) else parts[:-1]:
-            with suppress(FileExistsError):
-                os.mkdir(part, 0o755, dir_fd=at)
-            below = os.open(part, _READ, dir_fd=at)
-            os.close(at)
-            at = below
-        if stat.S_ISREG(mode):
-            _write(source, at, parts[-1], size, mode)
-        elif not stat.S_ISDIR(mode):
-            raise SandboxFileError("the sandbox sends what is neither a file nor a folder")
-    finally:
-        os.close(at)
+def _read_entry(source: _Source, limit: CopyLimit) -> _ArchiveEntry:
+    length, mode, size = ENTRY.unpack(source.take(ENTRY.size))
+    if not length:
+        return _ArchiveEntry([], 0, 0, int(size))
+    if length > _MOST_NAME:
+        raise SandboxFileError("the sandbox sends more than can be taken")
+    limit.take(size)
+    parts = _check_name(source.take(length))
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise SandboxFileError("the sandbox sends what is neither a file nor a folder")
+    return _ArchiveEntry(parts, mode, size, 0)
 
 
-def _write(source: _Source, folder: int, name: bytes, size: int, mode: int) -> None:
-    with suppress(FileNotFoundError):
-        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            raise SandboxFileError(f"{name[:200]!r} is a folder on this computer")
-        os.unlink(name, dir_fd=folder)
-    opened = os.open(name, _MAKE, 0o600, dir_fd=folder)
-    with os.fdopen(opened, "wb") as file:
-        written = 0
-        for data in source.stream(size):
+class _Arrival:
+    """The files and folders that arrive in a folder, of which none was looked at before."""
+
+    def __init__(
+        self, source: _Source, folder: Path, landing: "Landing", receipts: "Receipts", replace: bool
+    ) -> None:
+        self._source, self._folder = source, folder
+        self._landing, self._receipts, self._replace = landing, receipts, replace
+        self._above = dict[str, bool]()  # folders that were looked at: whether git uses them
+
+    def take(self, entry: _ArchiveEntry, limit: CopyLimit) -> int:
+        """Take this entry and all others. Return how many the sandbox has left out."""
+        count = 0
+        while entry.parts:
+            count += 1
+            if count > _MOST_FILES:
+                raise SandboxFileError("the sandbox sends more than can be taken")
+            if entry.parts != [b"."]:
+                self._take_one(entry)
+            entry = _read_entry(self._source, limit)
+        return entry.left_out
+
+    def _take_one(self, entry: _ArchiveEntry) -> None:
+        path, is_folder = entry.path, stat.S_ISDIR(entry.mode)
+        self._check(path, is_folder)
+        for number in range(1, len(entry.parts) + is_folder):
+            self._make_folder(os.fsdecode(b"/".join(entry.parts[:number])))
+        if not is_folder:
+            _write(self._source, self._landing, path, entry)
+            self._receipts.note(path)
+
+    def _check(self, path: str, is_folder: bool) -> None:
+        """Refuse what would be new in a folder of the user, or replaces a file of the user."""
+        new, changed = self._receipts.find_doubtful([path])
+        changed = [] if is_folder else changed
+        if (new or changed) and not self._replace:
+            what = f"replace {path!r:.200}" if changed else f"make {path!r:.200}"
+            raise SandboxFileError(
+                f"{self._folder} has files that Cavvy has not put there, so the sandbox may not "
+                f"{what}: name a new folder, or agree with replace=True"
+            )
+
+    def _make_folder(self, path: str) -> None:
+        from cavvy.cli.reach.received import is_git_folder
+
+        if path not in self._above:
+            self._above[path] = is_git_folder(self._folder / path)
+            if not self._above[path]:
+                self._landing.make_folder(path)
+        if self._above[path]:
+            raise SandboxFileError(
+                f"git uses {str(self._folder / path)!r}, and would run the programs that the "
+                "sandbox's settings and hooks name: name a new folder"
+            )
+
+
+def _write(source: _Source, landing: "Landing", path: str, entry: _ArchiveEntry) -> None:
+    mode, written = 0o755 if entry.mode & 0o100 else 0o644, 0
+    with landing.write(path, mode, time.time()) as file:
+        file.truncate()
+        for data in source.stream(entry.size):
             written += file.write(data)
-        if written < size:
+        if written < entry.size:
             raise SandboxFileError("the sandbox sends less than it says")
-        os.fchmod(file.fileno(), 0o755 if mode & 0o100 else 0o644)
 
 
 def _send_file(path: str, name: bytes, mode: int) -> Iterator[bytes]:
