@@ -169,7 +169,7 @@ class GangOperator:
             fresh=False,
             seen=GangAbsence.UNKNOWN,
             denied=False,
-            sold_out=False,
+            sold_out="",
         )
         self._looks[attempt.gang] = asked
         self._jobs[attempt.gang] = attempt.job_id  # the provider may signal before the first poll
@@ -178,7 +178,7 @@ class GangOperator:
         except NoCapacity as error:
             if attempt.repairs:  # the other nodes wait for capacity
                 trouble, now = shorten(str(error)), self._clock.now()
-                self._change(attempt, sold_out=True, looked_at=now, trouble=trouble)
+                self._change(attempt, sold_out=trouble, looked_at=now, trouble=trouble)
                 return None
             reason = f"no capacity at {attempt.offer.key}: {error}"
             return self._deny(attempt, AttemptOutcome.CAPACITY, reason)

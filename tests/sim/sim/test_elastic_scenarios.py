@@ -90,8 +90,15 @@ def test_a_loss_without_capacity_is_gone_on_with_fewer_nodes() -> None:
     ending = run(TASK, loss, none, submissions=submissions)
     trace = ending.traces[0]
     assert trace.job.phase is JobPhase.DONE, tell(trace)
-    assert trace.attempts[0].outcome is AttemptOutcome.NODE
+    assert [each.outcome for each in trace.attempts[:2]] == [
+        AttemptOutcome.NODE,
+        AttemptOutcome.CAPACITY,
+    ], tell(trace)
     assert sizes(trace)[-1] == 4, tell(trace)
+    second = trace.attempts[1]
+    assert second.finished_at is not None
+    waited = second.finished_at - second.created_at
+    assert waited <= timedelta(seconds=10), "the others do not wait, since the job can go on"
 
 
 def test_a_quota_bounds_the_size() -> None:

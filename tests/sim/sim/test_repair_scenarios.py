@@ -96,8 +96,12 @@ def test_the_others_wait_for_capacity_and_then_the_job_moves() -> None:
     trace, ending = run(EIGHT, LOSS, *[none] * 48)
     assert outcomes(trace)[:2] == [LOST, AttemptOutcome.CAPACITY], tell(trace)
     second = trace.attempts[1]
-    waited = second.since - second.created_at
-    assert MINUTE <= waited <= 17 * MINUTE
+    assert second.repair_until is not None
+    assert second.finished_at is not None
+    assert MINUTE <= second.repair_until - second.created_at <= 2 * MINUTE  # it started at once
+    late = second.finished_at - second.repair_until
+    assert timedelta(0) <= late <= timedelta(seconds=10), tell(trace)
+    assert "sold out" in second.reason
 
 
 def test_a_lost_reply_replaces_no_node_twice() -> None:

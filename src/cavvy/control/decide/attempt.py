@@ -203,18 +203,18 @@ def _repairing(view: AttemptSnapshot, now: datetime) -> Action:
     capacity, the other nodes wait, but not longer than it pays. A request is repeated until the
     provider has answered it, because repeated requests replace no node twice.
     """
-    attempt = view.attempt
-    if view.asked and view.seen is GangAbsence.UNKNOWN:
-        late = now - attempt.created_at >= LAUNCH_TIMEOUT
-        if not late:
-            return RecheckAttempt(after=_soon(attempt.created_at, now))
+    attempt, late = view.attempt, "the lost nodes could not be replaced in time"
+    until = attempt.repair_until or attempt.created_at
     if isinstance(view.seen, GangSeen) and view.seen.state is GangState.ENDED:
         return _lost(view.seen, "the gang ended before its lost nodes were replaced")
-    if view.asked and view.trouble and now >= (attempt.repair_until or attempt.created_at):
-        return _ending(
-            jobs.AttemptOutcome.CAPACITY if view.sold_out else jobs.AttemptOutcome.TIMEOUT,
-            add_cause("the lost nodes could not be replaced in time", view.trouble),
-        )
+    if view.sold_out and now >= until:
+        return _ending(jobs.AttemptOutcome.CAPACITY, add_cause(late, view.sold_out))
+    unclear = view.asked and view.seen is GangAbsence.UNKNOWN
+    if unclear and now - attempt.created_at < LAUNCH_TIMEOUT:
+        after = _soon(attempt.created_at, now)
+        return RecheckAttempt(after=min(after, until - now) if view.sold_out else after)
+    if view.asked and view.trouble and now >= until:
+        return _ending(jobs.AttemptOutcome.TIMEOUT, add_cause(late, view.trouble))
     return LaunchGang()
 
 

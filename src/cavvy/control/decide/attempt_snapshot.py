@@ -56,7 +56,7 @@ class AttemptSnapshot(Struct, frozen=True, kw_only=True):
     removed_at: datetime | None = None  # when this server last requested the removal
     # whether a launch request was never answered, so that it may still take effect
     unsure: bool = False
-    sold_out: bool = False  # whether it had no capacity for the nodes that are to be replaced
+    sold_out: str = ""  # why the nodes that are to be replaced got no capacity when last asked for
     denied: bool = False  # whether the provider refused the last launch request
     requested: bool = True  # whether this server or an earlier one may have requested the launch
     spent: Money | None = None  # what the job has spent until now; None if it has no budget

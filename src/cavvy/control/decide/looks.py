@@ -32,7 +32,7 @@ class GangLook(Struct, frozen=True, kw_only=True):
     requested: bool = False  # whether this server or an earlier one may have requested the launch
     doubt: bool = False  # whether an earlier server may have requested the launch
     unsure: bool = False  # whether a launch request was never answered
-    sold_out: bool = False  # whether the last request to replace nodes met no capacity
+    sold_out: str = ""  # why the last request to replace nodes met no capacity
     denied: bool = False  # whether the last launch request was refused
     fresh: bool = False  # whether the last poll was made after the last request
     told: GangSeen | None = None  # the result of the last poll that found the gang
