@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 
 from cavvy.agent.work.event_files import EventFileReader, masked_crc
 from cavvy.agent.work.step_values import StepValueReader
-from cavvy.capabilities.curves.briefs import shorten
+from cavvy.capabilities.curves.briefs import BriefTable, shorten
 from cavvy.capabilities.curves.packing import Columns, join, pack, unpack
 from cavvy.capabilities.curves.reduce import Piece, make_curves
 
@@ -40,7 +40,9 @@ def main() -> None:
     piece = [make_columns(1000, 0.05)]
     show("server, CPU to pack 1,000 rows of 3 values", "ms", None, lambda: cpu_ms(pack, piece))
     columns = [make_columns(20_000, 0.05)]
-    pieces = [Piece(each, pack(columns), shorten(columns)) for each in range(rows // 20_000)]
+    pieces = [
+        Piece(each, pack(columns), BriefTable(shorten(columns))) for each in range(rows // 20_000)
+    ]
     names = frozenset(["loss"])
     show(
         f"server, CPU of one curve of {rows:,} values",

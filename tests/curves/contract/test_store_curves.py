@@ -7,8 +7,10 @@ import pytest
 from tests.contract.store_suite import NOW, make_attempt, submit
 
 from cavvy.capabilities.curves import rows as curve_rows
+from cavvy.capabilities.curves.kept import KeptBriefs
 from cavvy.capabilities.curves.reduce import make_curves
 from cavvy.capabilities.curves.rows import (
+    read_keys,
     read_params,
     read_pieces,
     read_pieces_of_jobs,
@@ -19,6 +21,7 @@ from cavvy.domain.figures import StepSeries, StepValues
 from cavvy.domain.jobs import AttemptPhase
 from cavvy.domain.retention import RemovedJob
 from cavvy.store.base import AtomicWrite
+from cavvy.store.drivers import DatabaseSession
 from cavvy.store.sql import Store
 
 
@@ -31,7 +34,7 @@ async def write(store: Store, *numbers: int, attempt: str = "a1", rank: int = 0)
 
 
 async def read(store: Store, attempt: str = "a1", rank: int = 0) -> Sequence[Curve]:
-    pieces = await store.database[0](read_pieces(attempt, rank))
+    pieces = await store.database[0](read_pieces(attempt, rank, KeptBriefs()))
     return make_curves(pieces, 1, rank, (), 100_000)
 
 
@@ -64,6 +67,39 @@ async def test_pieces_are_joined_and_nothing_is_lost(
     sql = "SELECT rows_count FROM curves WHERE brief IS NOT NULL"
     full = await store.database[0](lambda session: session.run(sql).fetchall())
     assert [row[0] for row in full] == [4 * 8 * 8], "a piece of 100 rows or more is full"
+
+
+async def test_brief_versions_that_are_kept_are_not_read_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curve_rows, "JOINED", 4)
+    monkeypatch.setattr(curve_rows, "FULL", 100)
+    await write(store, *range(1, 600))
+    kept, ask = KeptBriefs(), store.database[0]
+    first = await ask(read_pieces("a1", 0, kept, briefly=True))
+    count = sum(each.brief is not None for each in first)
+    assert count >= 2
+
+    def spoil(session: DatabaseSession) -> None:
+        session.run("UPDATE curves SET brief = ? WHERE brief IS NOT NULL", [b"spoilt"])
+
+    await store.database[1](spoil)
+    again = await ask(read_pieces("a1", 0, kept, briefly=True))
+    assert make_curves(again, 1, 0, (), 500) == make_curves(first, 1, 0, (), 500)
+    assert [each.brief for each in again] == [each.brief for each in first]
+    assert await ask(read_keys(["a1"], 1, kept)) == {"loss"}
+
+
+async def test_the_names_are_read_from_pieces_of_all_kinds(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await store.database[0](read_keys([], 8, KeptBriefs())) == set()
+    await write(store, 1)
+    await write(store, 2, rank=9)
+    assert await store.database[0](read_keys(["a1"], 8, KeptBriefs())) == {"loss"}
+    monkeypatch.setattr(curve_rows, "FULL", 1)
+    await write(store, 1, attempt="full")
+    assert await store.database[0](read_keys(["full"], 8, KeptBriefs())) == {"loss"}
 
 
 async def test_a_message_that_is_sent_again_counts_once(store: Store) -> None:

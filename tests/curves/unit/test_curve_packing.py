@@ -6,7 +6,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cavvy.capabilities.curves.briefs import is_brief, read_brief_names, shorten, thin
+from cavvy.capabilities.curves.briefs import BriefTable, is_brief, read_brief_names, shorten, thin
+from cavvy.capabilities.curves.kept import KeptBriefs
 from cavvy.capabilities.curves.packing import Columns, join, pack, read_names, unpack
 from cavvy.capabilities.curves.reduce import Piece, find_whole, make_curves
 from cavvy.capabilities.curves.wire import Window
@@ -84,7 +85,7 @@ def test_brief_pieces_show_the_same_curve() -> None:
         columns = [
             Columns(("a", "b"), steps, times, [[random.random() for _ in steps], [1.0] * count])
         ]
-        pieces.append(Piece(len(pieces), pack(columns), shorten(columns)))
+        pieces.append(Piece(len(pieces), pack(columns), BriefTable(shorten(columns))))
     whole = [each._replace(brief=None) for each in pieces]
     for names in ((), {"a"}):
         found, expected = (make_curves(each, 1, 0, names, 600) for each in (pieces, whole))
@@ -122,7 +123,7 @@ def long_pieces(count: int) -> list[Piece]:
         steps = [float(4_000 * number + each) for each in range(4_000)]
         values = [each % 7 + (100.0 if each == 6_001 else 0.0) for each in steps]
         columns = [Columns(("loss", "acc"), steps, [each * 10 for each in steps], [values, values])]
-        pieces.append(Piece(number, pack(columns), shorten(columns)))
+        pieces.append(Piece(number, pack(columns), BriefTable(shorten(columns))))
     return pieces
 
 
@@ -154,3 +155,14 @@ def test_names_are_read_without_values() -> None:
     names = tuple(f"name-{number}" * 20 for number in range(100))
     columns = [Columns(names, [1.0], [2.0], [[0.5]] * 100), Columns(("x",), [1.0], [2.0], [[1.0]])]
     assert read_names(pack(columns)) == [*names, "x"]
+
+
+def test_the_brief_versions_that_were_used_last_are_kept() -> None:
+    tables = [each.brief for each in long_pieces(3)]
+    assert all(tables)
+    kept = KeptBriefs(most=2 * max(each.size for each in tables if each))
+    for number, table in enumerate(tables):
+        assert table is not None
+        assert kept.keep(("a", 0, number), table) is table
+        assert kept.find(("a", 0, 0)) is tables[0], "it is used each time"
+    assert [kept.find(("a", 0, number)) is None for number in range(3)] == [False, True, False]

@@ -7,7 +7,7 @@ import json
 import zlib
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import nan
 from operator import itemgetter
 from sys import byteorder
@@ -19,6 +19,7 @@ LONG = 512  # values of each curve in the longer version
 SHORT = 64  # in the shorter one, which is read if a curve has many pieces
 _MARK = b"\x02"  # the first byte; pieces, which zlib compresses, begin otherwise
 _HEAD = 5  # bytes before the head: the mark, and the head's length
+_POINT_BYTES, _OBJECT_BYTES = 32, 700  # of a point of four numbers; of what holds those of a curve
 _LENGTH = 2  # bytes of the length of a longer version's head
 
 
@@ -26,27 +27,55 @@ class Points(NamedTuple):
     """Points of a curve in the order of their times: of each its number among all of the curve, its
     time, its step (NaN if the program named none), and its value."""
 
-    numbers: list[float]
-    times: list[float]
-    steps: list[float]
-    values: list[float]
+    numbers: Sequence[float]
+    times: Sequence[float]
+    steps: Sequence[float]
+    values: Sequence[float]
 
 
-class Brief(NamedTuple):
-    """What a brief version tells of a name. A span holds the first and the last."""
+class Brief:
+    """What a brief version tells of a name: how many values there are, the first and the last time
+    and step, and both versions of the curve.
+    """
 
-    name: str
-    total: int  # how many values there are
-    times: tuple[float, float]
-    steps: tuple[float, float]
-    short: memoryview
-    long: memoryview
+    __slots__ = ("_long", "_points", "_short", "name", "steps", "times", "total")
+
+    def __init__(
+        self,
+        name: str,
+        total: int,
+        times: tuple[float, float],
+        steps: tuple[float, float],
+        versions: tuple[memoryview, memoryview],
+    ) -> None:
+        self.name, self.total, self.times, self.steps = name, total, times, steps
+        self._short, self._long = versions
+        self._points: Points | None = None  # of the shorter version, once it was read
 
     def read(self, *, is_short: bool) -> Points:
         """Return the points of the shorter or the longer version."""
-        if is_short:
-            return _from_bytes(zlib.decompress(self.short))
-        return _decode(zlib.decompress(self.long))
+        if not is_short:
+            return _decode(zlib.decompress(self._long))
+        if self._points is None:
+            self._points = _from_bytes(zlib.decompress(self._short))
+        return self._points
+
+
+class BriefTable:
+    """The brief version of a piece, by the names of its curves. `size` is how many bytes it takes
+    about, once all shorter versions were read.
+    """
+
+    def __init__(self, packed: bytes) -> None:
+        self.briefs: dict[str, Brief] = {}
+        at = _HEAD + int.from_bytes(packed[1:_HEAD], "little")
+        for name, count, times, spans, short, long in _read_head(packed):
+            first, last = (nan if each is None else each for each in spans)
+            data = memoryview(packed)[at : at + short + long]
+            versions = data[:short], data[short:]
+            self.briefs[name] = Brief(name, count, tuple(times), (first, last), versions)
+            at += short + long
+        self.size = len(packed) + len(self.briefs) * (SHORT * _POINT_BYTES + _OBJECT_BYTES)
 
 
 def shorten(columns: Sequence[Columns]) -> bytes:
@@ -77,8 +106,9 @@ def _from_bytes(data: bytes) -> Points:
     floats = array("d", data)
     if byteorder == "big":
         floats.byteswap()
-    count, found = len(floats) // len(Points._fields), floats.tolist()
-    return Points(*(found[at : at + count] for at in range(0, len(found), count)))
+    count = len(floats) // len(Points._fields)
+    times, steps, values = (floats[at * count : (at + 1) * count] for at in (1, 2, 3))
+    return Points(floats[:count], times, steps, values)
 
 
 def _encode(points: Points) -> bytes:
@@ -100,17 +130,6 @@ def _decode(data: bytes) -> Points:
         columns.append(decode(form, data[at : at + length], count))
         at += length
     return Points(*columns)
-
-
-def read_brief(packed: bytes, wants: Callable[[str], bool]) -> Iterator[Brief]:
-    """Yield what is told of the names that are wanted."""
-    at = _HEAD + int.from_bytes(packed[1:_HEAD], "little")
-    for name, count, times, spans, short, long in _read_head(packed):
-        if wants(name):
-            first, last = (nan if each is None else each for each in spans)
-            data = memoryview(packed)[at : at + short + long]
-            yield Brief(name, count, times, (first, last), data[:short], data[short:])
-        at += short + long
 
 
 def is_brief(packed: bytes) -> bool:
@@ -138,7 +157,9 @@ def points_by_name(columns: Sequence[Columns]) -> Mapping[str, Points]:
     return {name: found for name, own in parts.items() if (found := _join(own)).values}
 
 
-def _without_gaps(times: list[float], steps: list[float], values: list[float]) -> Points:
+def _without_gaps(
+    times: Sequence[float], steps: Sequence[float], values: Sequence[float]
+) -> Points:
     if all(map(float.__eq__, values, values)):
         return Points([], times, steps, values)
     kept = [at for at, value in enumerate(values) if value == value]

@@ -2,7 +2,6 @@
 shows, of the part of the axis that is zoomed to.
 """
 
-import json
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -11,6 +10,7 @@ from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple
 
+from msgspec.json import encode
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
@@ -82,7 +82,7 @@ class Axis(NamedTuple):
     def place(self, time_ms: float) -> float:
         if self.by == "cost":
             return self.clock.cost_at(time_ms)
-        return (time_ms - self.begin_ms) / 1000
+        return round((time_ms - self.begin_ms) / 1000, 3)
 
     def ask(self) -> Window:
         """Return the part in the words of the server: steps, or milliseconds since 1970."""
@@ -142,7 +142,7 @@ def write_answer(
         "marks": _marks_of(job, events, axis, found),
         "live": job.phase in UNFINISHED,
     }
-    return json.dumps(answer, separators=(",", ":"))
+    return encode(answer).decode()
 
 
 def make_group_data(client: ApiClient, request: Request, now: datetime) -> bytes:
@@ -178,7 +178,7 @@ def read_group_data(
         ).curves
         axis = Axis(by, 0.0, CostClock([0.0], [0.0], [0.0]), (None, None))
         answer = {"names": [], "charts": charts_of(found, axis), "marks": [], "live": live}
-        return json.dumps(answer, separators=(",", ":"))
+        return encode(answer).decode()
 
     return memory_of(request).recall(key, make, _KEPT_S)
 
@@ -227,19 +227,17 @@ def _lines_of(curves: Sequence[Curve], axis: Axis) -> list[dict[str, Any]]:
 
 
 def _line_of(label: str, curve: Curve, axis: Axis) -> dict[str, Any]:
-    points: list[tuple[float, float | None]] = [
-        *zip(_from_zero(curve, axis), curve.values, strict=True)
-    ]
+    xs: Sequence[float] = _from_zero(curve, axis)
+    ys: Sequence[float | None] = curve.values  # nodes send seven digits
     if curve.gaps:
         begin = curve.times_ms[0] if curve.job and curve.times_ms else None
+        points: list[tuple[float, float | None]] = [*zip(xs, ys, strict=True)]
         points += [(_place_gap(each, axis, begin), None) for each in curve.gaps]
         points.sort(key=lambda each: each[0])
-    return {
-        "label": label,
-        "x": [_short(x) for x, _ in points],
-        "y": [None if y is None else _short(y) for _, y in points],
-        **_summary([curve]),
-    }
+        xs, ys = zip(*points, strict=True)
+    if axis.by == "cost":
+        xs = [*map(_short, xs)]
+    return {"label": label, "x": xs, "y": ys, **_summary([curve])}
 
 
 def _from_zero(curve: Curve, axis: Axis) -> list[float]:

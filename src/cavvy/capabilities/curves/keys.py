@@ -3,6 +3,7 @@ and those with NaN and infinite values, have a suffix. Names that programs repor
 characters.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 _PROCESS, _ODD = "\x1f", "\x1e"
@@ -22,6 +23,7 @@ def write_key(key: CurveKey) -> str:
     return f"{key.name}{process}{_ODD if key.is_odd else ''}"
 
 
+@lru_cache(maxsize=4096)
 def read_key(text: str) -> CurveKey:
     rest, odd, _ = text.partition(_ODD)
     name, _, process = rest.partition(_PROCESS)

@@ -9,11 +9,11 @@ from cavvy.capabilities.curves.briefs import (
     LONG,
     SHORT,
     Brief,
+    BriefTable,
     Points,
     is_sorted,
     pick,
     points_by_name,
-    read_brief,
     thin,
 )
 from cavvy.capabilities.curves.keys import ODD_NAMES, CurveKey, read_key, write_key
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
     number: int
     whole: bytes | None
-    brief: bytes | None
+    brief: BriefTable | None
 
 
 def find_whole(
@@ -42,11 +42,8 @@ def find_whole(
     """
     if not window.is_part:
         return []
-    wants = _wanted(names)
     parts = {
-        each.number: max(
-            (_part_of(own, window) for own in read_brief(each.brief, wants)), default=0
-        )
+        each.number: max((_part_of(own, window) for own in _choose(each.brief, names)), default=0)
         for each in pieces
         if each.brief is not None
     }
@@ -76,12 +73,21 @@ def _wanted(names: Collection[str]) -> Callable[[str], bool]:
     return lambda key: not names or read_key(key).name in names
 
 
+def _choose(table: BriefTable, names: Collection[str]) -> Sequence[Brief]:
+    wants = _wanted(names)
+    return [each for key, each in table.briefs.items() if wants(key)]
+
+
 class _Found:
     """The points of a curve that were found in its pieces, and how many it has in all of them."""
 
     def __init__(self) -> None:
-        self.points = Points([], [], [], [])
+        self._columns: tuple[list[float], ...] = ([], [], [], [])
         self.count = 0
+
+    @property
+    def points(self) -> Points:
+        return Points(*self._columns)
 
     def add(self, points: Points, count: int, window: Window) -> None:
         """Add the points of a piece, which has `count`, as far as they lie in the window."""
@@ -90,14 +96,16 @@ class _Found:
             points = points._replace(numbers=[*map(float(first).__add__, points.numbers)])
         if window.is_part:
             points = _cut(points, window)
-        for column, more in zip(self.points, points, strict=True):
+        for column, more in zip(self._columns, points, strict=True):
             column += more
 
 
 def _cut(points: Points, window: Window) -> Points:
     """Return the points in the window. Where the program named no step, its number counts."""
     places = points.times
-    if window.by == "step":
+    if window.by == "step" and all(map(float.__eq__, points.steps, points.steps)):
+        places = points.steps
+    elif window.by == "step":
         places = [
             number if step != step else step
             for number, step in zip(points.numbers, points.steps, strict=True)
@@ -147,9 +155,7 @@ def make_curves(
     """Return the curve of each name, or of these names, in the order of the names."""
     wants = _wanted(names)
     found = defaultdict[str, _Found](_Found)
-    briefs = {
-        each.number: [*read_brief(each.brief, wants)] for each in pieces if each.brief is not None
-    }
+    briefs = {each.number: _choose(each.brief, names) for each in pieces if each.brief is not None}
     inside = sum(any(_reaches(each, window) for each in own) for own in briefs.values())
     is_short = inside * SHORT >= most / 2
     for piece in pieces:
@@ -158,8 +164,11 @@ def make_curves(
         briefly = piece.whole is None or (most <= BRIEF_UP_TO and not window.is_part)
         if known is not None and (briefly or not is_needed):
             for each in known:
-                points = each.read(is_short=is_short) if _reaches(each, window) else _NONE
-                found[each.name].add(points, each.total, window)
+                own = found[each.name]
+                if _reaches(each, window):
+                    own.add(each.read(is_short=is_short), each.total, window)
+                else:
+                    own.count += each.total
             continue
         columns = unpack(piece.whole or b"", wants)
         if known is not None and window.is_part and not any(map(_is_counted, columns)):
@@ -197,7 +206,7 @@ def _curve_of(
         count=own.count,
         steps=steps,
         times_ms=times,
-        values=kept.values,
+        values=[*kept.values],
         low=min(values, default=None),
         high=max(values, default=None),
         last=values[-1] if values else None,

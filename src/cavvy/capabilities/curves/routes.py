@@ -13,12 +13,11 @@ from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
 from cavvy.api.routes.logs import USUAL_RANKS, OneAttemptQuery, RanksQuery
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path
-from cavvy.capabilities.curves.briefs import is_brief, read_brief_names
+from cavvy.capabilities.curves.kept import KeptBriefs
 from cavvy.capabilities.curves.keys import read_key
-from cavvy.capabilities.curves.packing import read_names
 from cavvy.capabilities.curves.reduce import BRIEF_UP_TO, Piece, find_whole, make_curves
 from cavvy.capabilities.curves.rows import (
-    read_heads,
+    read_keys,
     read_params,
     read_pieces,
     read_pieces_of_jobs,
@@ -39,6 +38,7 @@ from cavvy.domain.accounts import Permission
 from cavvy.domain.jobs import JobRecord
 
 router = RouteGroup("jobs", prefix="/v1")
+_kept = KeptBriefs()
 CurveQuery = Annotated[
     list[str] | None,
     Query(max_length=64, description="Only curves with these names; by default, all."),
@@ -93,17 +93,8 @@ async def curve_names(app_state: AppState, project: ProjectPath, name: JobPath) 
     job = await find_job(app_state, project, name)
     ids = [each.id for each in await app_state.store.attempts(job.id)]
     read, _ = app_state.store.database
-    pieces = await read(read_heads(ids, USUAL_RANKS))
-    keys = await to_thread(_names_of, pieces)
-    names = {read_key(key).name for key in keys}
+    names = {read_key(key).name for key in await read(read_keys(ids, USUAL_RANKS, _kept))}
     return CurveNames(names=sorted(names - {""}))
-
-
-def _names_of(pieces: Sequence[bytes]) -> set[str]:
-    found: set[str] = set()
-    for each in pieces:
-        found.update(read_brief_names(each) if is_brief(each) else read_names(each))
-    return found
 
 
 async def _read_rank(
@@ -117,7 +108,7 @@ async def _read_rank(
     """Return the curves of a rank of an attempt. Of long ones, brief versions are read, and what
     a small window needs of the rest."""
     read, _ = app_state.store.database
-    pieces = await read(read_pieces(*key, briefly=points <= BRIEF_UP_TO))
+    pieces = await read(read_pieces(*key, _kept, briefly=points <= BRIEF_UP_TO))
     if needed := await to_thread(find_whole, pieces, names, window, points):
         whole = await read(read_whole(*key, needed))
         pieces = [each._replace(whole=whole.get(each.number, each.whole)) for each in pieces]

@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import starmap
 from math import nan
 
-from cavvy.capabilities.curves.briefs import shorten
+from cavvy.capabilities.curves.briefs import BriefTable, is_brief, read_brief_names, shorten
+from cavvy.capabilities.curves.kept import KeptBriefs
 from cavvy.capabilities.curves.keys import CurveKey, write_key
-from cavvy.capabilities.curves.packing import Columns, join, pack, unpack
+from cavvy.capabilities.curves.packing import Columns, join, pack, read_names, unpack
 from cavvy.capabilities.curves.reduce import Piece
 from cavvy.domain.figures import StepSeries, StepValues
 from cavvy.store.announcements import Happened
@@ -36,6 +37,10 @@ _PARAMS = f"SELECT name FROM curve_params WHERE {_OF_RANK}"
 _COUNT = f"SELECT COUNT(*) FROM curves WHERE {_OF_RANK} AND level = ?"
 _LEVEL = f"SELECT number, document FROM curves WHERE {_OF_RANK} AND level = ? ORDER BY number"
 _DELETE = f"DELETE FROM curves WHERE {_OF_RANK} AND level = ? AND number <= ?"
+_BRIEFS = (
+    f"SELECT number, brief FROM curves WHERE {_OF_RANK} AND number BETWEEN ? AND ? "
+    "AND brief IS NOT NULL"
+)
 _SIZE = f"SELECT COALESCE(SUM(LENGTH(document)), 0) FROM curves WHERE {_OF_RANK}"
 
 
@@ -125,19 +130,35 @@ def read_ranks(
 
 
 def read_pieces(
-    attempt_id: str, rank: int, *, briefly: bool = False
+    attempt_id: str, rank: int, kept: KeptBriefs, *, briefly: bool = False
 ) -> Callable[[DatabaseSession], Sequence[Piece]]:
     """Return a read of the pieces of a rank, in the order in which they were reported. With
-    `briefly`, of a piece that has a brief version, only this is read.
+    `briefly`, of a piece that has a brief version, only this is read, unless it is still known.
     """
     whole = "CASE WHEN brief IS NULL THEN document END" if briefly else "document"
-    sql = f"SELECT number, {whole}, brief FROM curves WHERE {_OF_RANK} ORDER BY number"
+    sql = f"SELECT number, {whole}, brief IS NULL FROM curves WHERE {_OF_RANK} ORDER BY number"
 
     def read(session: DatabaseSession) -> Sequence[Piece]:
         rows = session.run(sql, (attempt_id, rank)).fetchall()
-        return [Piece(int(row[0]), _bytes(row[1]), _bytes(row[2])) for row in rows]
+        has_brief = [int(number) for number, _, is_missing in rows if not is_missing]
+        known = _read_briefs(session, (attempt_id, rank), has_brief, kept)
+        return [Piece(int(row[0]), _bytes(row[1]), known.get(int(row[0]))) for row in rows]
 
     return read
+
+
+def _read_briefs(
+    session: DatabaseSession, key: tuple[str, int], numbers: Sequence[int], kept: KeptBriefs
+) -> Mapping[int, BriefTable]:
+    """Return the brief versions of some pieces, by their numbers in ascending order."""
+    found = {each: kept.find((*key, each)) for each in numbers}
+    missing = [number for number, brief in found.items() if brief is None]
+    if missing:
+        rows = session.run(_BRIEFS, (*key, missing[0], missing[-1])).fetchall()
+        for number, document in rows:
+            if number in found and found[number] is None:
+                found[number] = kept.keep((*key, number), BriefTable(bytes(document)))
+    return {number: brief for number, brief in found.items() if brief is not None}
 
 
 def read_pieces_of_jobs(
@@ -157,7 +178,8 @@ def read_pieces_of_jobs(
         for job_id, number, document, brief in (
             session.run(sql, [*job_ids]).fetchall() if job_ids else ()
         ):
-            found[str(job_id)].append(Piece(int(number), _bytes(document), _bytes(brief)))
+            table = None if brief is None else BriefTable(bytes(brief))
+            found[str(job_id)].append(Piece(int(number), _bytes(document), table))
         return found
 
     return read
@@ -177,19 +199,32 @@ def read_whole(
     return read
 
 
-def read_heads(
-    attempt_ids: Collection[str], most_ranks: int
-) -> Callable[[DatabaseSession], Sequence[bytes]]:
-    """Return a read of the begin of all pieces of the first ranks, in their brief versions if they
-    have some, with the names of their curves."""
+def read_keys(
+    attempt_ids: Collection[str], most_ranks: int, kept: KeptBriefs
+) -> Callable[[DatabaseSession], Collection[str]]:
+    """Return a read of the names of the columns of the first ranks. The begin of a piece has them;
+    of pieces whose brief versions are still known, nothing is read."""
     marks = ", ".join("?" * len(attempt_ids))
+    where = f"attempt_id IN ({marks}) AND rank < ?"
+    numbers = f"SELECT attempt_id, rank, number FROM curves WHERE {where} AND brief IS NOT NULL"
     begin = f"SUBSTR(COALESCE(brief, document), 1, {_HEAD_BYTES})"
-    sql = f"SELECT {begin} FROM curves WHERE attempt_id IN ({marks}) AND rank < ?"
+    heads = f"SELECT {begin} FROM curves WHERE {where}"
 
-    def read(session: DatabaseSession) -> Sequence[bytes]:
+    def read(session: DatabaseSession) -> Collection[str]:
+        found: set[str] = set()
         asked = (*attempt_ids, most_ranks)
-        rows = session.run(sql, asked).fetchall() if attempt_ids else []
-        return [bytes(document) for (document,) in rows]
+        if not attempt_ids:
+            return found
+        is_known = True
+        for attempt_id, rank, number in session.run(numbers, asked).fetchall():
+            known = kept.find((str(attempt_id), int(rank), int(number)))
+            is_known = is_known and known is not None
+            found.update(known.briefs if known else ())
+        sql = f"{heads} AND brief IS NULL" if is_known else heads
+        for (document,) in session.run(sql, asked).fetchall():
+            head = bytes(document)
+            found.update(read_brief_names(head) if is_brief(head) else read_names(head))
+        return found
 
     return read
 
