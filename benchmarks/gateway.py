@@ -112,17 +112,23 @@ class Bench:
         }
 
     def set_embedded(self, ports: list[int]) -> None:
-        rows = [{"id": f"r{port}", "host": "127.0.0.1", "port": port} for port in ports]
+        rows = [
+            {"id": f"r{port}", "host": "127.0.0.1", "port": port, "keeps": True} for port in ports
+        ]
         self.gateway.control(type="replicas", service="svc", replicas=rows)
 
     def set_models(self, ports: list[int]) -> None:
-        rows = [{"id": f"r{port}", "host": "127.0.0.1", "port": port} for port in ports]
+        rows = [
+            {"id": f"r{port}", "host": "127.0.0.1", "port": port, "keeps": True} for port in ports
+        ]
         for name in MODELS:
             self.gateway.control(type="replicas", service=name, replicas=rows)
 
     def set_plane(self, ports: list[int]) -> None:
         self.set_embedded(ports)
-        rows = [ReplicaAddress(id=f"r{port}", host="127.0.0.1", port=port) for port in ports]
+        rows = [
+            ReplicaAddress(id=f"r{port}", host="127.0.0.1", port=port, keeps=True) for port in ports
+        ]
         self.runtime.set_replicas("svc", rows, 512)
 
     def _start_upstream(self, name: str) -> int:

@@ -7,7 +7,13 @@ import pytest
 from tests.waits import patience
 
 from cavvy.capabilities.serving.control.front import ProbeRecord
-from cavvy.capabilities.serving.server.probes import ProbedPort, ReplicaProbes, probe
+from cavvy.capabilities.serving.server import probes as probes_module
+from cavvy.capabilities.serving.server.probes import (
+    ProbedPort,
+    ReplicaProbes,
+    keeps_unused,
+    probe,
+)
 from cavvy.domain.services import ReadinessProbe
 from cavvy.domain.values import replace
 
@@ -93,3 +99,63 @@ async def test_a_failed_probe_says_why(answer: bytes | None, problem: str) -> No
     assert await probe(port, how) == (
         "the program does not listen on the port in the variable PORT"
     )
+
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+@pytest.mark.parametrize(
+    ("answer", "closes", "keeps"),
+    [
+        (OK, False, True),
+        (OK, True, False),
+        (b"HTTP/1.1 200 OK\r\nconnection: Keep-Alive, close\r\n\r\n", False, False),
+        (b"HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n", False, False),
+        (b"", False, False),
+        (b"x" * 100_000, False, False),
+    ],
+    ids=["keeps", "closes", "will close", "HTTP/1.0", "silent", "no head"],
+)
+async def test_a_replica_is_tried_for_whether_it_keeps_unused_connections(
+    monkeypatch: pytest.MonkeyPatch, answer: bytes, closes: bool, keeps: bool
+) -> None:
+    monkeypatch.setattr(probes_module, "KEPT_S", 0.2)
+    ended = asyncio.Event()
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"connection: close" not in head.lower()
+        writer.write(answer)
+        if not closes:
+            await ended.wait()
+        writer.close()
+
+    how = ReadinessProbe(timeout=timedelta(seconds=60 if answer else 0.1))
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+        assert await keeps_unused(server.sockets[0].getsockname()[1], how) is keeps
+        ended.set()
+
+
+async def test_a_replica_that_answers_again_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probes_module, "KEPT_S", 0.01)
+    good, ended = True, asyncio.Event()
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(OK if good else b"HTTP/1.1 500 No\r\n\r\n")
+        if b"Connection: close" not in head:
+            await ended.wait()
+        writer.close()
+
+    probes = ReplicaProbes()
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as server, patience():
+        port = server.sockets[0].getsockname()[1]
+        probes.watch("s", {"r": ProbedPort(lambda: port, OFTEN)}, lambda: None)
+        for good in (True, False, True):
+            while probes.record("r").keeps is not good:
+                await asyncio.sleep(0.001)
+        ended.set()
+        probes.close()
+    assert not probes.record("r").keeps

@@ -14,6 +14,8 @@ from tests.contract.gateway_process import GatewayProcess, wait_for
 from tests.contract.haproxy_process import HaproxyPlaneProcess, need_haproxy
 from tests.contract.http_talk import Background, Talk, ask
 
+from cavvy.capabilities.serving.gateway.config import KEPT_S
+
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Answer = Callable[[socket.socket, int], None]  # gets the connection and the number of its request
 
@@ -26,6 +28,7 @@ class RawReplica:
     def __init__(self) -> None:
         self.name = f"raw-{next(self.numbers)}"
         self.answer: Answer = lambda connection, number: connection.sendall(OK)
+        self.answer_data = lambda connection, data, number: self.answer(connection, number)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -46,8 +49,8 @@ class RawReplica:
         number = 0
         # a plane may reset the connection of an invalid response
         with connection, suppress(ConnectionError):
-            while connection.recv(65536):  # the requests of these tests are small
-                self.answer(connection, number)
+            while data := connection.recv(65536):  # the requests of these tests are small
+                self.answer_data(connection, data, number)
                 number += 1
                 if connection.fileno() < 0:
                     return
@@ -243,15 +246,97 @@ def test_a_post_uses_a_connection_again_if_the_replica_keeps_them_open(
     plane: GatewayProcess, replica: RawReplica
 ) -> None:
     if isinstance(plane, HaproxyPlaneProcess):
-        pytest.skip("HAProxy opens a connection for each POST")
-    replica.answer = lambda connection, number: connection.sendall(
-        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % min(number, 9)
-    )
+        pytest.skip("HAProxy uses a connection again only if the server has tried the replica")
+    replica.answer = say_number
     with Talk(plane.port) as talk:
         assert talk.ask("POST", "/", b"x").body == b"0"
         time.sleep(2.1)
         assert talk.ask("POST", "/", b"x").body == b"0", "the one before was unused for too long"
         assert [talk.ask("POST", "/", b"x").body for _ in range(3)] == [b"1", b"2", b"3"]
+
+
+def say_number(connection: socket.socket, number: int) -> None:
+    """Answer with how many requests the connection had before."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % min(number, 9))
+
+
+def test_a_post_uses_a_connection_again_if_the_server_has_seen_that_it_is_kept(
+    plane: GatewayProcess, replica: RawReplica
+) -> None:
+    here: Any = [replica]
+    plane.set_replicas("svc", here, keeps=True)
+    replica.answer = say_number
+    with Talk(plane.port) as talk:
+        assert [talk.ask("POST", "/", b"x").body for _ in range(3)] == [b"0", b"1", b"2"]
+    plane.set_replicas("svc", here, keeps=False)
+    if isinstance(plane, HaproxyPlaneProcess):  # the gateway has learned it itself
+        with Talk(plane.port) as talk:
+            bodies = [talk.ask("POST", "/", b"x").body for _ in range(3)]
+        assert set(bodies) <= {b"0", b"3"}, "one may still use the last connection"
+        assert bodies[2] == b"0"
+
+
+def test_haproxy_closes_unused_connections_before_a_replica_that_keeps_them_may(
+    plane: GatewayProcess, replica: RawReplica
+) -> None:
+    """So no request crosses the end of a connection."""
+    if not isinstance(plane, HaproxyPlaneProcess):
+        pytest.skip("the gateway looks at the age of a connection when it uses one")
+    here: Any = [replica]
+    plane.set_replicas("svc", here, keeps=True)
+    together, left, closed = threading.Barrier(8), threading.Semaphore(0), []
+
+    def answer(connection: socket.socket, number: int) -> None:
+        together.wait(20)
+        connection.sendall(OK)
+        closed.append(bool(select.select([connection], [], [], KEPT_S)[0]))
+        left.release()
+
+    replica.answer = answer
+    calls = [Background(ask, plane.port, "POST", "/", b"x") for _ in range(8)]
+    assert {each.result().status for each in calls} == {200}
+    for _ in calls:
+        assert left.acquire(timeout=20)
+    assert all(closed)
+
+
+def test_no_post_is_sent_twice_if_a_replica_closes_a_kept_connection_at_the_wrong_moment(
+    plane: GatewayProcess,
+) -> None:
+    """Each replica reads every third request of a connection and closes the connection then."""
+    got: list[bytes] = []
+
+    def answer(connection: socket.socket, data: bytes, number: int) -> None:
+        got.append(data.rpartition(b"\r\n\r\n")[2])
+        if number % 3 == 2:
+            connection.close()
+        else:
+            connection.sendall(OK)
+
+    replicas: Any = [RawReplica(), RawReplica()]
+    for each in replicas:
+        each.answer_data = answer
+    plane.set_replicas("svc", replicas, keeps=True)
+    sent = [b"call-%d" % number for number in range(60)]
+    answered = []
+    pending = iter(sent)
+    while (body := next(pending, None)) is not None:
+        with Talk(plane.port) as talk:
+            while body is not None:
+                try:
+                    status = talk.ask("POST", "/", body).status
+                except (EOFError, ConnectionError):  # HAProxy ends the client's connection, too
+                    break
+                assert status in (200, 502)
+                answered += [body] * (status == 200)
+                if status == 502:
+                    break
+                body = next(pending, None)
+    assert len(got) == len(set(got)), "one was sent twice"
+    assert set(answered) <= set(got)
+    assert 10 < len(answered) < 60, "some were answered, and some were lost with their connection"
+    for each in replicas:
+        each.stop()
 
 
 def test_a_response_may_pause_for_longer_than_it_may_take_to_begin(

@@ -20,13 +20,15 @@ from cavvy.store.sql import Store
 class ProbeRecord(Struct, frozen=True, kw_only=True):
     """How a replica answered its last probes. `failures` is the number of failures in a row, 0
     after an answer. `problem` says why the last probe failed. `reading` is the value of the metric
-    by which the service is scaled, or None if the replica has not reported it.
+    by which the service is scaled, or None if the replica has not reported it. `keeps` is whether
+    the replica keeps unused connections open for `gateway.config.KEPT_S`; False: not known yet.
     """
 
     answers: bool = False
     failures: int = 0
     problem: str = ""
     reading: float | None = None
+    keeps: bool = False
 
 
 class ServiceFront(Protocol):

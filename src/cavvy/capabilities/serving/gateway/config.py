@@ -42,6 +42,11 @@ class GatewayConfigError(ValueError):
     """
 
 
+# A replica is known to keep unused connections open if it has kept one for this long. Programs
+# usually close them after 5 s (uvicorn, Node.js) or more, some after 2 s (gunicorn).
+KEPT_S = 4.0
+
+
 class ReplicaAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A replica that is ready for requests."""
 
@@ -55,6 +60,7 @@ class ReplicaAddress(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # requests are sent to replicas of the lowest tier that has room; see `balancing.py`
     tier: Annotated[int, msgspec.Meta(ge=0, le=15)] = 0
     places: tuple[str, ...] = ()  # the replica's region, country and area, as far as they are known
+    keeps: bool = False  # whether it is known to keep unused connections open for `KEPT_S`
 
 
 class RoutingTerms(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

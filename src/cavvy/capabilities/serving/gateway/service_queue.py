@@ -1033,9 +1033,8 @@ def _explain_loss(exchange: Exchange) -> str:
 
 
 def _place(address: ReplicaAddress) -> ReplicaAddress:
-    """Return the address without the price and the tier, which may change while requests are in
-    flight."""
-    return replace(address, rate_micros=0, tier=0)
+    """Return the address without what may change while requests are in flight."""
+    return replace(address, rate_micros=0, tier=0, keeps=False)
 
 
 def _farness(pool: ReplicaPool) -> int:

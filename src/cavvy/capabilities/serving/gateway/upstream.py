@@ -375,10 +375,14 @@ class ReplicaPool:
 
     def _is_patient(self, now: float) -> bool:
         """Return whether the replica is known to keep connections open that are unused for some
-        time. The oldest unused connection shows it, because the newest ones are used first.
+        time: the server has tried it, or the oldest unused connection shows it, because the newest
+        ones are used first.
         """
-        if not self._patient and self._idle:
-            self._patient = now - self._idle[0].idle_at >= _PATIENCE_S
+        if not self._patient:
+            idle = self._idle
+            self._patient = self.address.keeps or bool(
+                idle and now - idle[0].idle_at >= _PATIENCE_S
+            )
         return self._patient and not self.hasty
 
     async def _connect(self, exchange: Exchange) -> None:

@@ -382,9 +382,9 @@ class GatewayFront:
                     self._wake(self._published[name].service)
 
     async def _look(self, link: GatewayLink) -> None:
-        """Send changed network-distance tiers to the gateway, and wake the services with new
+        """Send what has changed of replicas to the gateway, and wake the services with new
         traffic."""
-        await self._send_tiers(link)
+        await self._send_changes(link)
         if monotonic() - self._told_at > _SECRETS_EVERY_S:
             await self._send_credentials(link)
         await self._keep_plane()
@@ -420,16 +420,21 @@ class GatewayFront:
             if used:
                 await link.ask(CountElsewhere(service=name, used=used))
 
-    async def _send_tiers(self, link: GatewayLink) -> None:
-        """Send the gateway a service's replicas if their network distances have changed."""
+    async def _send_changes(self, link: GatewayLink) -> None:
+        """Send the gateway a service's replicas if their network distances have changed, or what is
+        known of their unused connections.
+        """
         for name, known in list(self._published.items()):
-            tiers = [self._relays.tier(each.id) for each in known.replicas]
-            if tiers == [each.tier for each in known.replicas]:
+            replicas = tuple(self._refresh(each) for each in known.replicas)
+            if replicas == known.replicas:
                 continue
-            pairs = zip(known.replicas, tiers, strict=True)
-            replicas = tuple(replace(each, tier=tier) for each, tier in pairs)
             self._published[name] = replace(known, replicas=replicas)
             await link.ask(SetReplicas(service=name, replicas=replicas))
+
+    def _refresh(self, known: ReplicaAddress) -> ReplicaAddress:
+        tier, keeps = self._relays.tier(known.id), self._probes.record(known.id).keeps
+        same = (tier, keeps) == (known.tier, known.keeps)
+        return known if same else replace(known, tier=tier, keeps=keeps)
 
     async def _count(self, version: int, facts: ServiceFacts) -> GatewayCount:
         traffic, fresh = await self._make_traffic(facts), self._child.started
@@ -461,7 +466,9 @@ class GatewayFront:
         for each in replicas:
             if port := self._relays.port(each):
                 tier, events = self._relays.tier(each.id), self._relays.events_port(each)
-                addresses.append(make_address(service, each, port, tier, events))
+                address = make_address(service, each, port, tier, events)
+                keeps = self._probes.record(each.id).keeps
+                addresses.append(replace(address, keeps=keeps))
         return PublishedService(
             service=service,
             route=make_route(service, self._caller.hash_key(service.id)),

@@ -7,11 +7,14 @@ from math import isfinite
 from time import monotonic
 
 from cavvy.capabilities.serving.control.front import ProbeRecord
+from cavvy.capabilities.serving.gateway.config import KEPT_S
 from cavvy.domain.services import ReadinessProbe
 from cavvy.domain.values import Struct
 
 _FIRST_S, _LONGEST_S = 0.05, 1.0  # seconds between the attempts to get a first answer
 _NEVER = ProbeRecord()
+_READ_MAX = 65_536
+_CLOSES = re.compile(rb"(?im)^connection:.*\bclose\b")
 _OUT_OF_REACH = "the replica's node is out of reach"
 
 
@@ -37,6 +40,7 @@ class ReplicaProbes:
     def __init__(self) -> None:
         self._tasks: dict[str, dict[str, asyncio.Task[None]]] = {}  # by service
         self._records: dict[str, ProbeRecord] = {}
+        self._keeping: dict[str, asyncio.Task[bool]] = {}  # by replica: `keeps_unused`
 
     def watch(
         self, service: str, ports: Mapping[str, ProbedPort], changed: Callable[[], None]
@@ -48,6 +52,8 @@ class ReplicaProbes:
         for gone in tasks.keys() - ports.keys():
             tasks.pop(gone).cancel()
             self._records.pop(gone, None)
+            if (keeping := self._keeping.pop(gone, None)) is not None:
+                keeping.cancel()
         for replica, port in ports.items():
             if replica not in tasks:
                 tasks[replica] = asyncio.create_task(self._keep(replica, port, changed))
@@ -56,6 +62,20 @@ class ReplicaProbes:
 
     def record(self, replica: str) -> ProbeRecord:
         return self._records.get(replica, _NEVER)
+
+    def _find_keeps(self, replica: str, port: int, how: ReadinessProbe, answers: bool) -> bool:
+        """Return whether the replica is known to keep unused connections open. One that answers for
+        the first time is tried; one that answers no longer will be tried again.
+        """
+        known = self._keeping.get(replica)
+        if not answers:
+            if known is not None:
+                self._keeping.pop(replica).cancel()
+            return False
+        if known is None:
+            self._keeping[replica] = asyncio.create_task(keeps_unused(port, how))
+            return False
+        return known.done() and known.result()
 
     def close(self) -> None:
         for service in list(self._tasks):
@@ -76,7 +96,11 @@ class ReplicaProbes:
             if answers and port.metric:
                 reading = await read_metric(number, port.metric, port.probe.timeout.total_seconds())
             self._records[replica] = ProbeRecord(
-                answers=answers, failures=failures, problem=problem, reading=reading
+                answers=answers,
+                failures=failures,
+                problem=problem,
+                reading=reading,
+                keeps=self._find_keeps(replica, number, port.probe, answers),
             )
             if answers != before.answers or failures:
                 changed()
@@ -111,9 +135,35 @@ async def probe(port: int, how: ReadinessProbe) -> str:
     return "" if good else f"{how.path} was answered with status {status}"
 
 
-def _make_request(port: int, how: ReadinessProbe) -> bytes:
+async def keeps_unused(port: int, how: ReadinessProbe) -> bool:
+    """Return whether the program at a port of this machine keeps a connection open for `KEPT_S`
+    after it has answered the probe's request, as a keep-alive connection of HTTP/1.1.
+    """
+    writer, answered = None, False
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(_make_request(port, how, close=False))
+        async with asyncio.timeout(how.timeout.total_seconds()):
+            head = await reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 ") or _CLOSES.search(head):
+            return False
+        answered = True
+        async with asyncio.timeout(KEPT_S):
+            while await reader.read(_READ_MAX):  # the body
+                pass
+    except TimeoutError:
+        return answered
+    except (OSError, ValueError, EOFError, asyncio.LimitOverrunError):
+        return False
+    finally:
+        if writer is not None:
+            writer.close()
+    return False
+
+
+def _make_request(port: int, how: ReadinessProbe, *, close: bool = True) -> bytes:
     usual = {"Host": f"127.0.0.1:{port}", "User-Agent": "cavvy-probe", "Accept": "*/*"}
-    framing = {"Connection": "close"}
+    framing = {"Connection": "close"} if close else {}
     body = (how.body or "").encode()
     if how.body is not None:
         usual["Content-Type"] = "application/json"

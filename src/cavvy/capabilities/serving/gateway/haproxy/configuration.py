@@ -82,6 +82,12 @@ def name_backend(service: str) -> str:
     return f"svc-{service}"
 
 
+def name_keeping(service: str) -> str:
+    """Return the variable of HAProxy that says whether all replicas of the service keep unused
+    connections open."""
+    return f"proc.keep_{service.replace('-', '_')}"
+
+
 def is_direct(service: ServiceRoute) -> bool:
     """Return whether HAProxy can pass the requests of the service to replicas without the
     gateway."""
@@ -302,6 +308,9 @@ def _write_backend(listener: HaproxyListener, service: ServiceRoute) -> str:
     waiting = service.queue_max
     # the gateway refuses bodies that are too large, and reads them so that clients get the response
     full = f"{waiting} requests are already waiting for a replica"
+    # If a replica ends without an answer to a request on a used connection, HAProxy tells clients
+    # of HTTP/2 that the request was not processed, which may be false.
+    used = f"!{{ req.ver 2.0 }} {{ var({name_keeping(service.name)}) -m bool }}"
     # HAProxy has one timeout for the wait for a response and for the pauses of the response
     silence_s = service.silence_s or _TUNNEL_S
     return f"""\
@@ -310,7 +319,7 @@ backend {name_backend(service.name)}
     {forwarded}
     http-request allow if {_REPEATABLE}
     http-request disable-l7-retry
-    http-request set-header Connection close
+    http-request set-header Connection close unless {used}
     {responses}
     {balance}
     use-server {HOLD} if {{ req.hdr_val(content-length) gt {service.body_max} }}

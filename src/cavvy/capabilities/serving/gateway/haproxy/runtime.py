@@ -13,7 +13,7 @@ import re
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from secrets import token_hex
 from threading import Lock
@@ -24,14 +24,17 @@ from cavvy.capabilities.serving.gateway.haproxy.configuration import (
     RING_VARIABLE,
     load_ring,
     name_backend,
+    name_keeping,
     read_ring,
 )
-from cavvy.domain.values import Struct, field
+from cavvy.domain.values import Struct, field, replace
 
 _TIMEOUT_S = 5.0
 # Without both, HAProxy 2.6 keeps no connection to a server that was added: each request would open
-# one, at four times the CPU time.
-_POOL = "pool-max-conn 4096 pool-purge-delay 5s"
+# one, at four times the CPU time. In each delay, HAProxy closes half of the connections that were
+# not needed since the last, the longest unused first. So none of 4,096 is unused for more than 14
+# delays, which must be less than `KEPT_S`.
+_POOL = "pool-max-conn 4096 pool-purge-delay 250ms"
 _CHECK = "check inter 1s fall 2 rise 1 observe layer4 error-limit 1 on-error mark-down"
 
 # HAProxy's commands tell no time of day, and its uptime leaves out a slow start and pauses
@@ -95,16 +98,20 @@ class HaproxyRuntime:
         return b"".join(parts).decode().strip()
 
     def set_replicas(
-        self, service: str, addresses: Iterable[ReplicaAddress], concurrency: int
+        self, service: str, addresses: Collection[ReplicaAddress], concurrency: int
     ) -> None:
         """Replace the servers of the service with these replicas. Raises HaproxyRefused, OSError.
 
         New servers are made ready before old servers are removed, so that a server is always
-        available.
+        available. Requests that must not be repeated go over used connections only while all
+        servers keep unused ones open.
         """
         backend = name_backend(service)
         known = self._known.setdefault(service, {})
-        wanted = set(addresses)
+        keep = all(each.keeps for each in addresses)
+        if not keep:
+            self._set_keeping(service, False)
+        wanted = {replace(each, keeps=False) for each in addresses}
         for address in wanted - set(known.values()):
             number = self._numbers[service] = self._numbers.get(service, 0) + 1
             name = f"{address.id}.{self._mark}{number}"
@@ -117,6 +124,12 @@ class HaproxyRuntime:
             self._must(f"set server {backend}/{name} state maint")
             del known[name]
         self._delete_old(backend, known)
+        if keep:
+            self._set_keeping(service, True)
+
+    def _set_keeping(self, service: str, keep: bool) -> None:
+        name, value = name_keeping(service), "true" if keep else "false"
+        self._must(f"experimental-mode on;set var {name} expr bool({value})")
 
     def _delete_old(self, backend: str, known: dict[str, ReplicaAddress]) -> None:
         """Delete servers whose last request has ended; HAProxy refuses to delete servers that still
