@@ -12,7 +12,7 @@ from cavvy.cli.reach.session import (
     session,
 )
 from cavvy.cli.view import formatting
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import read_usd
 from cavvy.cli.view.output import TableColumn, json_option, output_option, pairs_out, rows_out
@@ -115,14 +115,15 @@ def set_budget(
     of = f"the jobs of {' and '.join(covered)}" if covered else "all jobs of all projects"
     click.echo(f"the budget {name} is set: {format_usd(Money(amount))} a month for {of}")
     if not texts.get("project") and name == USUAL_PROJECT:
-        click.echo(f"note: {name} is only the budget's name; --project {name} limits the project")
+        note_out(
+            f"{name} is only the budget's name; --project {name} limits the project", err=False
+        )
     label = next((kind for kind in ("tag", "service") if texts.get(kind)), "")
     if label and not (texts.get("project") or texts.get("user")):
-        click.echo(
-            f"note: jobs of all projects with this {label} count together, so that one project can "
+        note_out(
+            f"jobs of all projects with this {label} count together, so that one project can "
             "use up the budget and stop the jobs of another; --project NAME or --user NAME limits "
-            "it to one",
-            err=True,
+            "it to one"
         )
     if note:
         click.echo(note, err=True)

@@ -11,7 +11,7 @@ import click
 from cavvy.agent.images.own_command import names_own_command
 from cavvy.cli.reach.providers import ASK_TIMEOUT_S, SILENT, load_settings
 from cavvy.cli.task.load import param_option, read_any_task, read_params, task_argument
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.numbers import count_option
 
 if TYPE_CHECKING:
@@ -73,10 +73,9 @@ def command(
             f"write the command that {task.image} runs into `run`",
         )
     if task.elastic is not None and provider != "dockerfile":
-        click.echo(
-            f"note: other systems do not choose the number of nodes; this job has {task.nodes}, "
-            f"the least of {task.elastic}",
-            err=True,
+        note_out(
+            f"other systems do not choose the number of nodes; this job has {task.nodes}, "
+            f"the least of {task.elastic}"
         )
     if provider == "dockerfile":
         text = _write_dockerfile(task)
@@ -114,10 +113,7 @@ def _choose_member(task: "TaskSpec", index: int | None) -> "TaskSpec":
         message = "the values of a job of a search are chosen when it starts"
         raise CommandFailure(message, "delete `search` and `trials`", exit_code=2)
     if index is None:
-        click.echo(
-            f"note: this is job {chosen}, one of {len(indices):,} jobs; --index chooses another",
-            err=True,
-        )
+        note_out(f"this is job {chosen}, one of {len(indices):,} jobs; --index chooses another")
     return make_member(task, chosen)
 
 

@@ -11,7 +11,7 @@ from cavvy.cli.reach.arrays import follow_array
 from cavvy.cli.reach.names import find_array, find_named, with_running
 from cavvy.cli.reach.services import wait_for_end
 from cavvy.cli.reach.session import list_jobs, named, project_option, session
-from cavvy.cli.view.failure import CommandFailure, confirm
+from cavvy.cli.view.failure import CommandFailure, confirm, note_out
 from cavvy.cli.view.formatting import ENDED, UNFINISHED, show_size
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import WholeRange, count_option, read_length
@@ -112,10 +112,8 @@ def _tell_services(client: "ApiClient", project: str, stopped: "list[str] | None
     for each in services:
         if stopped is None or {replica.job for replica in each.replicas} & set(stopped):
             ends = f"`cavvy stop {named(project, each.name)}` ends the service"
-            click.echo(
-                f"note: service {each.name} goes on, and starts a new replica when it needs one; "
-                f"{ends}",
-                err=True,
+            note_out(
+                f"service {each.name} goes on, and starts a new replica when it needs one; {ends}"
             )
 
 

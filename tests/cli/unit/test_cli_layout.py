@@ -682,3 +682,10 @@ def test_messages_wrap_between_words_and_commands_stay_whole() -> None:
     ]
     assert wrap_message(text, None) == text
     assert [wrap_message(each, 1) for each in ("a", "")] == ["a", ""]
+
+
+def test_every_note_goes_through_the_function_that_wraps_it() -> None:
+    plain = re.compile(r"echo\(\s*f?[\"']note: ")
+    sources = [path for path in Path(cavvy.cli.__file__).parents[1].rglob("*.py")]
+    assert len(sources) > 500
+    assert [str(path) for path in sources if plain.search(path.read_text("utf-8"))] == []

@@ -15,7 +15,7 @@ import click
 
 from cavvy.cli.reach.arguments import pool_argument
 from cavvy.cli.reach.session import project_option, session
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 
 if TYPE_CHECKING:
     from cavvy.capabilities.clusters.wire import ClusterNodeView, PoolShapeView
@@ -118,7 +118,7 @@ def conf(name: str, project: str, programs: str) -> None:
     click.echo(f"{folder}/resume and {folder}/suspend are written", err=True)
     if os.geteuid() == 0:
         told = "if SlurmUser is not root, run this as SlurmUser, who must be able to use the server"
-        click.echo(f"note: {told}", err=True)
+        note_out(told)
 
 
 def find_pools(hostlist: str) -> Mapping[str, Sequence[str]]:

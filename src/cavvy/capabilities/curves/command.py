@@ -19,7 +19,7 @@ from cavvy.capabilities.curves.wire import (
 from cavvy.cli.reach.names import find_named
 from cavvy.cli.reach.newest import find_newest
 from cavvy.cli.reach.session import project_option, session
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
@@ -94,7 +94,7 @@ def command(
     )
     if short := [each for each in found if each.count > len(each.values)]:
         shown = ", ".join(f"{each.name} ({len(each.values):,} of {each.count:,})" for each in short)
-        click.echo(f"note: only the lowest and highest values of each stretch: {shown}", err=True)
+        note_out(f"only the lowest and highest values of each stretch: {shown}")
 
 
 def _points_of(curve: Curve) -> list[tuple[float, int, float | str]]:
@@ -127,7 +127,7 @@ def _read_others(
     else:
         jobs = [found.id]
     if len(jobs) > MOST_JOBS:
-        click.echo(f"note: the first {MOST_JOBS} of {len(jobs)} jobs", err=True)
+        note_out(f"the first {MOST_JOBS} of {len(jobs)} jobs")
     if not jobs:
         return []
     asked = jobs[:MOST_JOBS]

@@ -20,7 +20,7 @@ from cavvy.cli.reach.tunnel import wait_lost, with_kept_tunnel
 from cavvy.cli.task.load import param_option, read_params, read_task, yes_option
 from cavvy.cli.task.options import replace_command, task_options
 from cavvy.cli.task.programs import DevProgramCommand
-from cavvy.cli.view.failure import CommandFailure, escape_controls
+from cavvy.cli.view.failure import CommandFailure, escape_controls, note_out
 from cavvy.cli.view.formatting import ENDED, UNFINISHED
 from cavvy.domain.values import Struct
 
@@ -348,10 +348,10 @@ def _read_devcontainer(file: str, options: "ReadOptions") -> "DevContainer | Non
         raise CommandFailure(f"{file}: {error.strerror}", exit_code=2) from error
     click.echo(f"the session follows {file}", err=True)
     for each in found.kept:
-        click.echo(f"note: {each}", err=True)
+        note_out(str(each))
     if found.extensions:
         listed = " ".join(f"--install-extension {each}" for each in found.extensions)
-        click.echo(f"note: extensions of VS Code that the file names: {listed}", err=True)
+        note_out(f"extensions of VS Code that the file names: {listed}")
     return found
 
 

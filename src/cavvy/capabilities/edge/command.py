@@ -11,7 +11,7 @@ import click
 from cavvy.capabilities.models.wheels import collect_wheels, packages_options
 from cavvy.cli.reach.session import any_project_option, call_server, project_option, session
 from cavvy.cli.view import formatting
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import NumberRange, count_option, read_length
 from cavvy.cli.view.output import (
@@ -165,7 +165,7 @@ def list_all(project: str | None, output: str) -> None:
     ]
     rows_out(columns, rows, output, empty="no devices; `cavvy edge token --site NAME` enrols some")
     for note in notes:
-        click.echo(f"note: {note}", err=True)
+        note_out(note)
 
 
 @command.command("show")
@@ -518,7 +518,7 @@ def _ask(project: str, name: str, command: list[str]) -> None:
     with session() as client:
         state = get_device(client, project, name).state
         if state in ("offline", "silent"):
-            click.echo(f"note: device {name} is {state}", err=True)
+            note_out(f"device {name} is {state}")
         found = ask_device(client, project, name, command)
         click.echo(f"waiting for the next check-in of {name}", err=True)
         until = time.monotonic() + _PATIENCE_S
@@ -615,7 +615,7 @@ def rotate_keys(project: str, output: str) -> None:
         json_out(made)
         return
     click.echo(f"the models of project {project} have new keys (list {made.version})")
-    click.echo("note: a device follows when it next updates a model", err=True)
+    note_out("a device follows when it next updates a model")
 
 
 @command.command("deploy")
@@ -714,7 +714,7 @@ def _say_deployed(made: "RolloutView", name: str) -> None:
     click.echo(f"rollout {made.name} brings {name}@{made.to} to {made.devices:,} devices")
     if made.left_out:
         told = ", ".join(made.left_out[:4]) + (", …" if len(made.left_out) > 4 else "")
-        click.echo(f"note: the model must stay in {made.residency}: not on {told}", err=True)
+        note_out(f"the model must stay in {made.residency}: not on {told}")
     click.echo("`cavvy edge rollouts` shows how far it is")
 
 
@@ -829,7 +829,7 @@ def collect(model: str, project: str, out: str, residency: str) -> None:
         if not count + left_out and model not in {
             each.model for each in list_models(client, project)
         }:
-            click.echo(f"note: project {project} has published no model {model}", err=True)
+            note_out(f"project {project} has published no model {model}")
     click.echo(f"{count:,} samples of {model} are in {out}")
     if left_out:
         told = f"note: {left_out:,} samples must stay where they are: add --residency"

@@ -15,7 +15,7 @@ from cavvy.cli.reach.arguments import replace_option
 from cavvy.cli.reach.published import find_version
 from cavvy.cli.reach.session import any_project_option, call_server, project_option, session
 from cavvy.cli.view import formatting
-from cavvy.cli.view.failure import CommandFailure, escape_controls
+from cavvy.cli.view.failure import CommandFailure, escape_controls, note_out
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import (
     TableColumn,
@@ -415,11 +415,9 @@ def pull(name: str, out: Path | None, replace: bool, project: str, output: str) 
         return
     if left:
         more = f" and {len(left) - _NAMED} more" if len(left) > _NAMED else ""
-        named = escape_controls(", ".join(left[:_NAMED]))
-        click.echo(
-            f"note: left out, because git, Cavvy, shells or editors here would obey them: {named}"
-            f"{more}",
-            err=True,
+        named = ", ".join(left[:_NAMED])
+        note_out(
+            f"left out, because git, Cavvy, shells or editors here would obey them: {named}{more}"
         )
     same = "" if fetched == len(files) else f", {len(files) - fetched} there already"
     size = formatting.show_size(sum(each[2] for each in files))

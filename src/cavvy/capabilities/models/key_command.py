@@ -12,7 +12,7 @@ import click
 
 from cavvy.cli.reach.session import project_option, session
 from cavvy.cli.view import formatting
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
 
@@ -81,7 +81,7 @@ def list_all(project: str, output: str) -> None:
     ]
     rows_out(columns, rows, output, empty="no keys")
     for each in expiring:
-        click.echo(f"note: {each}", err=True)
+        note_out(each)
 
 
 @command.command("set")
@@ -124,7 +124,7 @@ def set_key(model: str, key: Path | None, server: bool, owner: Path | None, proj
         told = (
             "the server could still name another key for it: `cavvy model key take` prevents this"
         )
-        click.echo(f"note: {told}", err=True)
+        note_out(told)
 
 
 @command.command("take")
@@ -152,8 +152,8 @@ def take(key: Path, former: Path | None, project: str) -> None:
     models = [role.removeprefix("model-") for role in left if role.startswith("model-")]
     if models:
         told = f"the server still signs {', '.join(models)}; `cavvy model key set` gives them a key"
-        click.echo(f"note: {told}", err=True)
-    click.echo("note: devices follow at their next update; keep copies of the key", err=True)
+        note_out(told)
+    note_out("devices follow at their next update; keep copies of the key")
 
 
 @command.command("renew")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.client.errors import ApiError
 from cavvy.client.paths import query
 from cavvy.client.wire import Answer
@@ -95,7 +95,7 @@ def _find_targets(client: "ApiClient", project: str) -> Sequence[str]:
         )
     if untold := [each.name for each in devices if not each.facts.get("python")]:
         named = ", ".join(untold[:_NAMED]) + (", …" if len(untold) > _NAMED else "")
-        click.echo(f"note: the Python of these devices is not known; use --for: {named}", err=True)
+        note_out(f"the Python of these devices is not known; use --for: {named}")
     return sorted(found)
 
 

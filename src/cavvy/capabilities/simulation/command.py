@@ -9,7 +9,7 @@ import click
 
 from cavvy.capabilities.simulation import view
 from cavvy.capabilities.simulation.serve import serve
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.numbers import (
     WholeRange,
@@ -510,10 +510,7 @@ def _has_numpy() -> bool:
     from importlib.util import find_spec
 
     if find_spec("numpy") is None:
-        click.echo(
-            f"note: the optimum is not computed, because numpy is missing ({extra_command('sim')})",
-            err=True,
-        )
+        note_out(f"the optimum is not computed, because numpy is missing ({extra_command('sim')})")
         return False
     return True
 

@@ -31,7 +31,7 @@ from cavvy.capabilities.simulation.serving.service import (
 )
 from cavvy.capabilities.simulation.traces.readers import TraceError
 from cavvy.cli.task.available import gather
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.formatting import show_dollars
 from cavvy.cli.view.output import TableColumn, json_out, rows_out, text_out
 from cavvy.domain.offers import Offer, Purchase
@@ -377,10 +377,9 @@ def _note_limits(plan: ServicePlan) -> None:
     limited = [each.way for each in _find_recorded(plan).costs if each.limited and each.usd_month]
     if limited or any(each.limited for each in plan.objectives):
         where = f" ({', '.join(limited)})" if limited else ", see AT MAX"
-        click.echo(
-            f"note: {who}with `replicas.max: {plan.most}`, more requests are late than with more "
-            f"replicas{where}",
-            err=True,
+        note_out(
+            f"{who}with `replicas.max: {plan.most}`, more requests are late than with more "
+            f"replicas{where}"
         )
     if plan.objectives:
         _note_missed(next(each for each in plan.objectives if each.factor == 1), who)
@@ -394,10 +393,9 @@ def _note_missed(stated: "ObjectiveCost", who: str) -> None:
     )
     for name, goal, best_s in pairs:
         if goal is not None and best_s is not None and best_s > goal.limit_s:
-            click.echo(
-                f"note: {who}no number of replicas meets {name}, {_say_goal(goal)}: the best is "
-                f"{best_s:.3g}s, because of the speed of the model and the lengths of prompts",
-                err=True,
+            note_out(
+                f"{who}no number of replicas meets {name}, {_say_goal(goal)}: the best is "
+                f"{best_s:.3g}s, because of the speed of the model and the lengths of prompts"
             )
 
 
@@ -431,22 +429,19 @@ def _describe_objective(each: "ObjectiveCost") -> dict[str, object]:
 
 def _print_notes(prices: WayPrices) -> None:
     if prices.spot is not None and not prices.spot_recorded:
-        click.echo(
-            "note: the comparison assumes that spot replicas are never lost; "
-            "--spot-capacity reads records of spot capacity",
-            err=True,
+        note_out(
+            "the comparison assumes that spot replicas are never lost; "
+            "--spot-capacity reads records of spot capacity"
         )
     if prices.managed is not None and prices.managed_usd_hr is None:
-        click.echo(
-            f"note: the price of {prices.managed.provider} was not compared with the cloud's bill; "
-            "see docs/guides/managed-endpoints.md, or state your price with --managed-price",
-            err=True,
+        note_out(
+            f"the price of {prices.managed.provider} was not compared with the cloud's bill; "
+            "see docs/guides/managed-endpoints.md, or state your price with --managed-price"
         )
     if prices.serverless_usd_hr is not None:
-        click.echo(
-            "note: these costs of serverless GPUs include working time only; providers also bill "
-            "idle time",
-            err=True,
+        note_out(
+            "these costs of serverless GPUs include working time only; providers also bill "
+            "idle time"
         )
 
 

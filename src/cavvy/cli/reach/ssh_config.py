@@ -17,6 +17,7 @@ from urllib.parse import quote
 import click
 
 from cavvy.cli.reach.session import named
+from cavvy.cli.view.failure import note_out
 from cavvy.client.state import default_home, write_private
 
 _INCLUDE = "Include config.d/cavvy"
@@ -145,7 +146,7 @@ def open_editor(project: str, name: str, folder: str, ide: str, *, no_open: bool
     click.echo(shlex.join(words))
     click.echo(f"or open this link: {link}")
     if shutil.which(program) is None:
-        click.echo(f"note: {title}'s `{program}` command is not installed here", err=True)
+        note_out(f"{title}'s `{program}` command is not installed here")
     elif not no_open:
         subprocess.run(words, check=False)
 

@@ -406,7 +406,7 @@ def _join_words(words: list[str], overrides: dict[str, Any]) -> str:
     found = add_other_nodes(words)
     if found is None:
         return shlex.join(words)
-    click.echo(f"note: {found[1]} is told of the other nodes: {found[0]}", err=True)
+    note_out(f"{found[1]} is told of the other nodes: {found[0]}")
     return found[0]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.cli.view.failure import CommandFailure, note_out
 from cavvy.cli.view.formatting import ENDED
 from cavvy.domain.facts import Fact
 from cavvy.domain.values import Struct
@@ -245,7 +245,7 @@ def stop_measured(client: "ApiClient", project: str, name: str, reason: str) -> 
         if client.job(project, name).phase not in ENDED:
             client.stop(project, name, reason=reason)
     except ApiError as error:
-        click.echo(f"note: {name} could not be stopped: {error.message}", err=True)
+        note_out(f"{name} could not be stopped: {error.message}")
 
 
 def _measure(
