@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+from base64 import b64decode
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from zlib import decompress
 
 import pytest
 
@@ -178,12 +181,18 @@ def test_the_command_is_the_whole_script_with_its_tools() -> None:
     script = HEAD + "#SBATCH -n 2\necho '$A' \"`date`\" \\\n  x\n"
     ready = parse_task(script, file="a.sh")
     assert script.rstrip() in ready.run
-    assert "def run_step(" in ready.run
     subprocess.run(["bash", "-n", "-c", ready.run], check=True)
+    laid = [line.split() for line in ready.run.splitlines() if re.match(r"\w+\.py \S+$", line)]
+    texts = {name: decompress(b64decode(data)).decode() for name, data in laid}
+    assert texts == {
+        "tools.py": Path(node_tools.__file__).read_text("utf-8"),
+        "queries.py": Path(node_tools.__file__).with_name("node_queries.py").read_text("utf-8"),
+    }
+    assert len(ready.run) < 40_000
 
 
 def test_a_script_may_contain_what_ends_the_text_of_a_script(tmp_path: Path) -> None:
-    lines = "_CAVVY_END_OF_SCRIPT() { echo called; }\n_CAVVY_END_OF_SCRIPT\n"
+    lines = "CAVVY_END_() { echo called; }\nCAVVY_END_\n"
     assert run_script(tmp_path, "#SBATCH -n 1", lines) == (0, "called\n")
 
 

@@ -8,13 +8,16 @@ import difflib
 import json
 import re
 import signal
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 from math import ceil
 from shlex import quote
 from typing import Any, TypeVar
+from zlib import compress
 
 from cavvy.capabilities.importers.common_fields import find_needs
 from cavvy.capabilities.importers.dialects import Dialect
@@ -162,7 +165,14 @@ _SUBMITS = (
     "with the folder as it is sent now"
 )
 _DEFAULT_SIGNAL_S = 60  # sbatch's default SIGTIME
-_END = "_CAVVY_END_OF_"
+_END = "CAVVY_END_"
+# Python of a node that lays the packed programs into the folder that it is given.
+_UNPACK = """\
+import base64, os, sys, zlib
+for line in sys.stdin:
+    name, data = line.split()
+    with open(os.path.join(sys.argv[1], name), "wb") as file:
+        file.write(zlib.decompress(base64.b64decode(data)))"""
 # the options whose values become these keys of a task file, the most exact one first
 _KEYS = {
     "nodes": ("nodes", "ntasks"),
@@ -226,8 +236,6 @@ def calls_sbatch(text: str) -> bool:
 
 def make_ready(task: TaskSpec, source: Translation) -> TaskSpec:
     """Return the task with the programs of Slurm or PBS that its script expects on a node."""
-    tools = files(__package__).joinpath("node_tools.py").read_text("utf-8")
-    queries = files(__package__).joinpath("node_queries.py").read_text("utf-8")
     script = task.run if task.run.startswith("#!") else f"#!/bin/bash\n{task.run}"
     run = f"""\
 set +e
@@ -241,19 +249,30 @@ command -v "$CAVVY_SLURM_PYTHON" >/dev/null 2>&1 || CAVVY_SLURM_PYTHON="$(comman
 CAVVY_SLURM_WORK="$PWD"
 CAVVY_SLURM_PLAN={quote(source.before)}
 export CAVVY_SLURM CAVVY_SLURM_PYTHON CAVVY_SLURM_WORK CAVVY_SLURM_PLAN
-{_write("tools.py", "TOOLS", tools)}
-{_write("queries.py", "QUERIES", queries)}
-{_write("slurm_script", "SCRIPT", script)}
+cat > "$CAVVY_SLURM/slurm_script" {_here(script)}
 chmod 700 "$CAVVY_SLURM/slurm_script"
+# The programs that the script calls, such as srun, for nodes without {source.kind}; compressed.
+"$CAVVY_SLURM_PYTHON" -I -c {quote(_UNPACK)} "$CAVVY_SLURM" {_here(_pack_programs())}
 "$CAVVY_SLURM_PYTHON" "$CAVVY_SLURM/tools.py" batch "$CAVVY_SLURM/slurm_script"
 exit $?
 """
     return replace(task, run=run)
 
 
-def _write(name: str, word: str, text: str) -> str:
-    end = f"{_END}{word}_{sha256(text.encode()).hexdigest()[:16]}"  # which the text does not have
-    return f"""cat > "$CAVVY_SLURM/{name}" <<'{end}' || exit 1\n{text.rstrip()}\n{end}"""
+def _here(text: str) -> str:
+    """Return the here-document that gives a command this text; without it, the job ends."""
+    end = f"{_END}{sha256(text.encode()).hexdigest()[:16]}"  # which the text does not have
+    return f"<<'{end}' || exit 1\n{text.rstrip()}\n{end}"
+
+
+@cache
+def _pack_programs() -> str:
+    """Return the files of the programs: a line each, with the name and the compressed text."""
+    lines = []
+    for name, source in (("tools.py", "node_tools.py"), ("queries.py", "node_queries.py")):
+        data = files(__package__).joinpath(source).read_bytes()
+        lines.append(f"{name} {b64encode(compress(data, 9)).decode()}")
+    return "\n".join(lines)
 
 
 def _sort(
