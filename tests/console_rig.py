@@ -189,6 +189,7 @@ def job_answers(job: wire.JobDetail, log: bytes = b"", **more: Any) -> dict[str,
             "/figures": more.get("figures", wire.JobFigures(start=NOW, step_s=60, series=[])),
             "/curves": {"curves": []},  # of a capability, which may be left out
             "/curve-names": {"names": []},
+            "/examples": {"examples": []},
         }.items()
     }
 

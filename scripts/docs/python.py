@@ -25,7 +25,8 @@ Read this page when you call Cavvy from Python and look for a class, a method or
 `cavvy` exports these names. [The guide](../guides/python.md) shows how they are used. The package is typed (PEP 561).
 Money is in US dollars as `Decimal`, times are in UTC.
 """
-_MADE_BY_USERS = ("Client", "AsyncClient", "Task", "App")
+_EXAMPLES = ("Picture", "Audio", "Text", "Table", "Histogram")
+_MADE_BY_USERS = ("Client", "AsyncClient", "Task", "App", *_EXAMPLES)
 _SECTIONS = {
     "Clients": ("Client", "AsyncClient"),
     "Tasks": ("Task",),
@@ -39,7 +40,7 @@ _SECTIONS = {
         "JobEvent",
         "FigureSeries",
     ),
-    "Values of steps": ("log",),
+    "Values of steps": ("log", *_EXAMPLES),
     "Arrays": ("JobArray", "AsyncJobArray", "ArrayResult", "RowProgress"),
     "Own hosts, shares and policies": (
         "OwnHost",

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         ServerUnavailable,
         WaitTimeout,
     )
+    from cavvy.sdk.examples import Audio, Histogram, Picture, Table, Text
     from cavvy.sdk.job import Job
     from cavvy.sdk.operation import (
         HostHolder,
@@ -95,6 +96,7 @@ __all__ = [
     "AsyncClient",
     "AsyncJob",
     "AsyncJobArray",
+    "Audio",
     "CavvyError",
     "Checkpoint",
     "Client",
@@ -103,6 +105,7 @@ __all__ = [
     "Disk",
     "FigureSeries",
     "GitWorkdir",
+    "Histogram",
     "HostHolder",
     "HostReservation",
     "Image",
@@ -124,6 +127,7 @@ __all__ = [
     "Output",
     "OwnHost",
     "Param",
+    "Picture",
     "PolicyStatus",
     "ResourceChoice",
     "Resources",
@@ -135,7 +139,9 @@ __all__ = [
     "Setup",
     "ShareLoan",
     "ShareStatus",
+    "Table",
     "Task",
+    "Text",
     "UserLimits",
     "VolumeMount",
     "WaitTimeout",
@@ -168,6 +174,7 @@ _MODULES = {
     ),
     "Job": "job",
     "log": "curves",
+    **dict.fromkeys(("Audio", "Histogram", "Picture", "Table", "Text"), "examples"),
     **dict.fromkeys(("JobArray", "RowProgress"), "array"),
     **dict.fromkeys(
         ("CostItem", "FigureSeries", "JobCost", "JobEvent", "JobStatus", "NodeStatus"), "status"

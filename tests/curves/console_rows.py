@@ -8,7 +8,12 @@ from cavvy.store.sql import Store
 PAGES = {"/runs": "/runs?project=vision"}
 CHANGES: Mapping[str, tuple[str, Mapping[str, str]]] = {}
 OF_PROJECT = {"/runs"}  # pages whose address names a project as a field
-DATA = {"/jobs/{project}/{name}/curves", "/groups/{project}/{name}/curves"}  # of charts
+DATA = {  # of charts, and pictures and the like
+    "/jobs/{project}/{name}/curves",
+    "/jobs/{project}/{name}/examples",
+    "/jobs/{project}/{name}/examples/{example}",
+    "/groups/{project}/{name}/curves",
+}
 
 
 async def fill(store: Store) -> None:

@@ -5,4 +5,6 @@ READS = {
     "/v1/projects/{project}/curve-params": ("path", "view"),
     "/v1/projects/{project}/jobs/{name}/curves": ("path", "view"),
     "/v1/projects/{project}/jobs/{name}/curve-names": ("path", "view"),
+    "/v1/projects/{project}/jobs/{name}/examples": ("path", "view"),
+    "/v1/projects/{project}/jobs/{name}/examples/{example}": ("path", "view"),
 }

@@ -3,8 +3,8 @@ JSON, and the record of what the task has reported.
 
 The agent sends these messages to the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}},
 {"safe": {...}}. The task sends these messages to the agent: {"saved": {...}}, {"again": {}},
-{"failed": {...}}, {"logged": {...}}, and {"ask": {...}}, which only its sender gets an answer to
-(`asks.py`).
+{"failed": {...}}, {"logged": {...}}, {"shown": {...}}, and {"ask": {...}}, which only its sender
+gets an answer to (`asks.py`).
 """
 
 from __future__ import annotations

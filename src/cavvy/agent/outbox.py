@@ -20,6 +20,8 @@ VOLATILE = (
 )  # while the server does not answer, only the newest message of each of these kinds is kept
 VOLATILE_S = 0.5  # minimum seconds between two messages of these kinds when nothing else is sent
 REWRITE_BYTES = 256 * 1024
+BATCH_CHARACTERS = 4 << 20  # after which no message is added to a batch: servers take 16 MiB
+MOST_WAITING = 16 << 20  # characters of messages that wait, after which pictures are dropped
 LAST_SECOND = 253402300799.0  # the end of 9999, the last year that can be formatted
 # The clock that counts on while the machine sleeps: on Linux, BOOTTIME; on macOS, MONOTONIC.
 _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -77,7 +79,7 @@ class MessageOutbox:
         if kind in VOLATILE:
             values = {**self._latest.get(kind, {}).get("values", {}), **fields["values"]}
             self._latest[kind] = dict(fields, values=values, at=now_text())
-        else:
+        elif not fields.get("examples") or self._count_waiting() < MOST_WAITING:
             self.settle()
             self._append(kind, dict(fields, at=now_text()))
 
@@ -94,7 +96,16 @@ class MessageOutbox:
             self.settle()
         if not self._unsent:
             return b""
-        return ("[" + ",".join(line for _, line in self._unsent[:limit]) + "]").encode()
+        lines, size = [], 0
+        for _, line in self._unsent[:limit]:
+            lines.append(line)
+            size += len(line)
+            if size > BATCH_CHARACTERS:
+                break
+        return ("[" + ",".join(lines) + "]").encode()
+
+    def _count_waiting(self) -> int:
+        return sum(len(line) for _, line in self._unsent)
 
     def finish(self, exit: dict[str, object]) -> list[str]:
         """Return a list of all undelivered messages, each as JSON. If none of these messages is an

@@ -331,11 +331,13 @@ class RankRunner:
 
     def _hear_task(self, fields: ConfigFields) -> None:
         """Handle a report of the task. Raises BadConfig."""
-        logged = fields.inner("logged")
-        if logged is None:
-            self.reports.hear(fields)
-        else:
+        logged, shown = fields.inner("logged"), fields.inner("shown")
+        if logged is not None:
             self._steps.log(logged)
+        elif shown is not None:
+            self._steps.show(shown)
+        else:
+            self.reports.hear(fields)
 
     def hear_rest(self) -> None:
         """Read what the task's programs have reported before they ended."""

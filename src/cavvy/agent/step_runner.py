@@ -554,6 +554,11 @@ class StepRunner:
         if self._watch is not None:
             self._watch.log(logged)
 
+    def show(self, shown: ConfigFields) -> None:
+        """Take a part of a picture or the like that the task reports. Raises BadConfig."""
+        if self._watch is not None:
+            self._watch.show(shown)
+
     def take_values(self, values: dict[str, float], step: float | None, age_s: float) -> None:
         """Take values that the task reports to the agent's tracking server."""
         if self._watch is not None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from cavvy.domain.figures import StepSeries
+from cavvy.domain.figures import StepExample, StepSeries
 from cavvy.domain.jobs import RankStack
 from cavvy.domain.messages import AgentMessage
 from cavvy.store.documents import plain
@@ -54,6 +54,7 @@ _Params = Annotated[
     dict[Annotated[str, Meta(max_length=1024)], Annotated[str, Meta(max_length=4096)]],
     Meta(max_length=1024),
 ]
+_Examples = Annotated[list[StepExample], Meta(max_length=64)]
 _Stacks = Annotated[list[RankStack], Meta(max_length=64)]
 FIELDS: Mapping[str, Any] = {
     "at": Moment,
@@ -62,6 +63,7 @@ FIELDS: Mapping[str, Any] = {
     "figures": _Spreads,
     "series": _Series,
     "params": _Params,
+    "examples": _Examples,
     "stacks": _Stacks,
     "moved": bool,
     "deadlocked": bool,

@@ -24,7 +24,7 @@ from cavvy.client.paths import job_path, machine_path, make_key, project_path, q
 from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patience
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 88  # increases with every change to the routes
+REVISION = 89  # increases with every change to the routes
 _MOVES = 63  # the first revision in which a retry can replace resources
 _CHOOSES = 74  # the first revision in which a retry can name a checkpoint
 
@@ -200,7 +200,8 @@ class ApiClient:
 
     def search_jobs(self, **wanted: object) -> wire.JobMatches:
         """Return a page of the jobs that match. `wanted` are parameters of the route: project,
-        phase, user, text, job, provider, gpu, tag, since, until, sort, ascending, offset and limit.
+        phase, user, text, job, provider, gpu, tag, since, until, sort, ascending, offset, limit and
+        arrays.
         """
         return self.ask("/v1/job-search" + query(**wanted), wire.JobMatches)
 

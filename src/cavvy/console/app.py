@@ -177,8 +177,10 @@ class Console:
                     continue
                 yield Mount(f"/static/{each.name}", files)
 
-    def _data(self, path: str, make: Callable[[ApiClient, Request, datetime], bytes]) -> Route:
-        """What a page's script asks for, as JSON."""
+    def _data(
+        self, path: str, make: Callable[[ApiClient, Request, datetime], bytes | Response]
+    ) -> Route:
+        """What a page's script asks for, as JSON, or what a page shows, such as a picture."""
 
         def send(request: Request) -> Response:
             clients = self._access.find(self._cookie(request))
@@ -193,6 +195,8 @@ class Console:
                 return JSONResponse({"error": error.message}, _status_of(error))
             except HTTPException as error:
                 return JSONResponse({"error": error.detail}, error.status_code)
+            if isinstance(found, Response):
+                return found
             return Response(found, media_type="application/json")
 
         return Route(path, send, methods=["GET"])

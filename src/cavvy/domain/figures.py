@@ -52,6 +52,19 @@ class StepSeries(Struct, frozen=True):
     odd: bool = False
 
 
+class StepExample(Struct, frozen=True, kw_only=True):
+    """What a program reported beside numbers, such as a picture: its name, kind (`image`, `audio`,
+    `text`, `table` or `histogram`) and bytes, and how many milliseconds before the message.
+    """
+
+    name: str
+    kind: str
+    data: bytes
+    step: float | None = None
+    age_ms: float = 0.0
+    process: int = 0
+
+
 class StepValues(Struct, frozen=True, kw_only=True):
     """What the program of a rank reported of its steps, in the order in which it did."""
 
@@ -61,6 +74,7 @@ class StepValues(Struct, frozen=True, kw_only=True):
     number: int  # of the message; later ones have higher numbers
     series: Sequence[StepSeries]
     params: Mapping[str, str] = {}  # settings that the program reported
+    examples: Sequence[StepExample] = ()
 
 
 class FigureColumns(Struct, frozen=True, kw_only=True):

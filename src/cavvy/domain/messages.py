@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from cavvy.agent.documents import PROTOCOL, WorkConfig
-from cavvy.domain.figures import StepSeries
+from cavvy.domain.figures import StepExample, StepSeries
 from cavvy.domain.jobs import Order, RankStack
 
 # How many older and newer versions are supported. Other versions are supported because servers may
@@ -76,6 +76,7 @@ class AgentMessage:
     figures: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     series: list[StepSeries] = field(default_factory=list)  # points
     params: dict[str, str] = field(default_factory=dict)  # points: settings of the program
+    examples: list[StepExample] = field(default_factory=list)  # points
     stacks: list[RankStack] = field(default_factory=list)  # stacks
     moved: bool = False  # stacks: whether the work makes progress
     deadlocked: bool = False  # stacks: whether nothing can wake any process of the work

@@ -74,10 +74,11 @@ class Export(NamedTuple):
 
 
 class ConsoleData(NamedTuple):
-    """What the script of a page asks the web console for."""
+    """What the script of a page asks the web console for, or what the page shows."""
 
     path: str  # such as "/jobs/{project}/{name}/curves"
-    # the function that makes it, as MODULE:NAME; it returns JSON as bytes
+    # the function that makes it, as MODULE:NAME; it returns JSON as bytes, or an answer
+    # (`starlette.responses.Response`), such as a picture
     place: str
 
 

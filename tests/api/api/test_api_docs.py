@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (88, "2648e7dfe59a6fed")
+ROUTES = (89, "95a7e84d8bde0b20")
 ROOT = Path(__file__).resolve().parents[3]
 
 

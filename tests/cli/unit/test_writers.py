@@ -34,6 +34,8 @@ KNOWN = {
     "capabilities/simulation/view.py:_write_parquet": CHECKED,
     "capabilities/simulation/traces/plots.py:save_figure": CHECKED,
     "capabilities/simulation/traces/plots.py:draw_inline": "to memory",
+    "sdk/examples.py:Audio.encode": "to memory",
+    "sdk/examples.py:_encode_picture": "to memory",
     "cli/view/statement.py:write_parquet": CHECKED,
     "capabilities/functions/jobs.py:_keep": STATE,
     "capabilities/sandboxes/hosts.py:_keep": STATE,

@@ -1,11 +1,17 @@
 """What programs report step by step, from the agents' messages to the route."""
 
+import json
+from base64 import b64encode
 from datetime import UTC, datetime
 from typing import Any
 
 from tests.api.api.test_api_agents import claim, report, start
 from tests.api.api_state import Api
 
+from cavvy.sdk.examples import encode_png
+
+PNG = encode_png(1, 1, 1, b"\x80")
+EXAMPLES = "/v1/projects/default/jobs/t/examples"
 JOB = "/v1/projects/default/jobs/t/curves"
 
 
@@ -120,3 +126,65 @@ async def test_numbers_that_json_does_not_have_are_left_out(api: Api) -> None:
     await report(api, gang, points(2, [4, 0, 0.125]))
     [curve] = (await api.http.get(JOB)).json()["curves"]
     assert curve["values"][-1] == 0.125
+
+
+def example(seq: int, *examples: dict[str, Any]) -> dict[str, Any]:
+    return {"seq": seq, "kind": "points", "examples": [*examples]}
+
+
+def shown(name: str, kind: str, data: bytes, **more: Any) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "data": b64encode(data).decode(), **more}
+
+
+async def test_pictures_and_texts_come_back_with_a_type_that_no_browser_runs(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    table = {"columns": ["a", "b"], "rows": [[1, "<b>"], ["x"], [None, 2, 3]]}
+    await report(
+        api,
+        gang,
+        example(
+            1,
+            shown("p", "image", PNG, step=3, age_ms=5),
+            shown("<script>", "text", b"<script>alert(1)</script>"),
+            shown("t", "table", json.dumps(table).encode()),
+            shown("h", "histogram", b'{"edges": [0, 1, 2], "counts": [3, 4]}'),
+            # none of these is what it says
+            shown("svg", "image", b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(1)'/>"),
+            shown("page", "image", b"<!doctype html><script>"),
+            shown("html", "html", b"<script>"),
+            shown("sound", "audio", PNG),
+            shown("nan", "histogram", b'{"edges": [0, NaN], "counts": [1]}'),
+            shown("deep", "table", b"[" * 100_000),
+        ),
+    )
+    found = (await api.http.get(EXAMPLES)).json()["examples"]
+    assert [(each["name"], each["kind"], each["step"]) for each in found] == [
+        ("p", "image", 3),
+        ("<script>", "text", None),
+        ("t", "table", None),
+        ("h", "histogram", None),
+    ]
+    types = ("image/png", "text/plain; charset=utf-8", "application/json", "application/json")
+    answers = [await api.http.get(f"{EXAMPLES}/{each['id']}") for each in found]
+    assert tuple(each.headers["content-type"] for each in answers) == types
+    assert all(each.headers["x-content-type-options"] == "nosniff" for each in answers)
+    assert answers[0].content == PNG
+    assert answers[2].json() == {"columns": ["a", "b"], "rows": [["1", "<b>"], ["x"], ["", "2"]]}
+    for wrong in ("1-0-999", "9-0-64", "x", "1-0"):
+        assert (await api.http.get(f"{EXAMPLES}/{wrong}")).status_code == 422
+
+
+async def test_broken_examples_are_refused(api: Api) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    wrong = [
+        example(1, {"name": "a", "kind": "text", "data": "?"}),
+        example(2, shown("", "text", b"x")),
+        example(3, shown("a", "text", b"x", step=1e300)),
+        example(4, shown("a", "text", b"x", age_ms=-1)),
+        example(5, shown("a" * 101, "text", b"x")),
+        {"seq": 6, "kind": "points", "examples": "x"},
+    ]
+    assert (await report(api, gang, *wrong)).json()["ack"] == len(wrong)
+    assert (await api.http.get(EXAMPLES)).json()["examples"] == []

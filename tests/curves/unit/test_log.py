@@ -1,12 +1,17 @@
 """`cavvy.log` and `cavvy log`, with the agent's socket."""
 
 import json
+from base64 import b64decode
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy
+import PIL.Image
 import pytest
 from click.testing import CliRunner
+from matplotlib.figure import Figure
 
 import cavvy
 from cavvy.agent.config import ConfigFields
@@ -15,7 +20,7 @@ from cavvy.agent.notification_socket import NotificationSocket
 from cavvy.agent.work.meters import UsageMeter
 from cavvy.agent.work.monitor import WorkMonitor
 from cavvy.capabilities.curves.log_command import command
-from cavvy.sdk import curves
+from cavvy.sdk import curves, examples
 
 
 class Agent:
@@ -23,6 +28,7 @@ class Agent:
 
     def __init__(self, home: Path) -> None:
         self.sent: list[dict[str, Any]] = []
+        self.shown: list[dict[str, Any]] = []
         self.socket = NotificationSocket(EventLoop(), str(home), self._hear, lambda *_: None)
         usage = UsageMeter(None, b"")  # type: ignore[arg-type]
         self.watch = WorkMonitor(
@@ -30,13 +36,17 @@ class Agent:
         )
 
     def _hear(self, fields: ConfigFields) -> None:
-        logged = fields.inner("logged")
-        assert logged is not None
-        self.watch.log(logged)
+        logged, shown = fields.inner("logged"), fields.inner("shown")
+        if shown is not None:
+            self.watch.show(shown)
+        else:
+            assert logged is not None
+            self.watch.log(logged)
 
     def _say(self, kind: str, **fields: Any) -> None:
         if kind == "points":
-            self.sent += fields["series"]
+            self.sent += fields.get("series", ())
+            self.shown += fields.get("examples", ())
 
     def end(self) -> list[dict[str, Any]]:
         self.socket.drain()
@@ -145,3 +155,59 @@ def test_outside_a_job_a_note_says_once_that_nothing_is_kept(
     monkeypatch.setattr(curves, "_door", curves._Door())
     cavvy.log({"loss": 1})
     assert "does not answer" in capsys.readouterr().err
+
+
+def test_pictures_texts_tables_and_sound_are_sent_beside_numbers(agent: Agent) -> None:
+    figure = Figure(figsize=(2, 1))
+    figure.subplots().plot([1, 2])
+    noise = numpy.arange(200 * 200 * 3, dtype=numpy.uint32) * 2654435761 >> 8 & 255
+    values = {
+        "loss": 0.5,
+        "pil": PIL.Image.new("RGB", (4, 3)),
+        "figure": figure,
+        "array": numpy.linspace(0, 1, 12).reshape(3, 4),
+        "first": numpy.zeros((3, 5, 6)),
+        "noise": noise.reshape(200, 200, 3).astype(numpy.uint8),
+        "deep": {"text": cavvy.Text("hello")},
+        "table": cavvy.Table([{"a": 1}, {"b": 2}]),
+        "bins": cavvy.Histogram([0, 1, float("nan")], bins=2),
+        "tone": cavvy.Audio([0.0, 2.0], rate=8000),
+    }
+    cavvy.log(values, step=4)
+    assert [(each["names"], each["rows"][0][0]) for each in agent.end()] == [(["loss"], 4)]
+    found = {each["name"]: b64decode(each["data"]) for each in agent.shown}
+    kinds = [(each["name"], each["kind"], each["step"]) for each in agent.shown]
+    assert [name for name, kind, step in kinds if kind == "image"] == [
+        "pil",
+        "figure",
+        "array",
+        "first",
+        "noise",
+    ]
+    assert {step for *_, step in kinds} == {4}
+    sizes = {name: PIL.Image.open(BytesIO(found[name])).size for name in ("pil", "array", "first")}
+    assert sizes == {"pil": (4, 3), "array": (4, 3), "first": (6, 5)}
+    picture = numpy.asarray(PIL.Image.open(BytesIO(found["noise"])))
+    assert (picture == values["noise"]).all(), "it came in several parts"
+    assert found["deep/text"] == b"hello"
+    assert json.loads(found["table"]) == {"columns": ["a", "b"], "rows": [[1, None], [None, 2]]}
+    assert json.loads(found["bins"]) == {"edges": [0, 0.5, 1], "counts": [1, 1]}
+    assert found["tone"].endswith(b"\0\0\xff\x7f")
+
+
+def test_a_large_picture_is_made_smaller_and_what_is_none_is_refused(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in (curves, examples):
+        monkeypatch.setattr(place, "MOST_BYTES", 30_000)
+    random = numpy.random.default_rng(1)
+    cavvy.log({"large": random.integers(0, 256, (300, 300, 3), dtype=numpy.uint8)})
+    with pytest.raises(TypeError, match="`bad` cannot be shown: an array of the shape"):
+        cavvy.log({"bad": numpy.zeros((2, 3, 7))})
+    with pytest.raises(ValueError, match="needs a finite number"):
+        cavvy.log({"bad": cavvy.Histogram([])})
+    with pytest.raises(ValueError, match="more than 30,000 bytes"):
+        cavvy.log({"bad": cavvy.Text("x" * 30_001)})
+    agent.end()
+    [large] = agent.shown
+    assert PIL.Image.open(BytesIO(b64decode(large["data"]))).size == (75, 75)

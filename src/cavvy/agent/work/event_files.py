@@ -19,6 +19,8 @@ from functools import lru_cache
 from sys import byteorder
 
 from ..allowed_folders import AllowedFolders, check_regular, open_below
+from .artifact_files import SETTLED_S, ArtifactReader, is_picture
+from .examples import read_value
 from .protobuf import read_fields, read_varint
 from .run_events import RunEvent, RunFile
 
@@ -39,9 +41,10 @@ MOST_RECORDS = 1000  # that are read at a time, so that the agent uses little CP
 MOST_AT_END = 200_000  # when the work has ended
 END_S = 5.0
 TICK_S = 0.05  # that reading takes at a time, since the agent's loop waits for it
-# bytes of a record that is read; larger ones, such as pictures, are left out: the checksum of one
-# takes 20 ms
+# bytes of a record whose checksum is computed, which takes 20 ms; of larger ones, only pictures and
+# the like are taken, and the largest ones are left out
 LARGEST = 64 << 10
+LARGEST_EXAMPLE = (1 << 20) + 4096
 LONGEST = 1 << 31  # bytes of a record in a file that is not broken
 LATE_S = 5.0  # by which the clock of an event may lie before the begin of the work
 MOST_TAGS = 1000  # of a file
@@ -54,7 +57,8 @@ _SCALARS = b"scalars"
 
 class EventFileReader:
     """Finds event files and files of W&B runs below folders, and reads what is new in them.
-    `described` takes settings (hparams).
+    `described` takes settings (hparams), and `shown` what is no number: its name, kind, bytes, step
+    and age in seconds.
     """
 
     def __init__(
@@ -62,14 +66,16 @@ class EventFileReader:
         folders: Sequence[str],
         described: Callable[[dict[str, str]], object],
         *,
+        shown: Callable[[str, str, bytes, float, float], object] | None = None,
         allowed: AllowedFolders | None = None,
         host: str = "",
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._folders, self._described = folders, described
+        self._folders, self._described, self._shown = folders, described, shown
         # the work can replace a folder by a link, which is followed into these alone
         self._allowed = AllowedFolders([*folders]) if allowed is None else allowed
         self._host = host  # only files of this host are read, if it is not ""
+        self._artifacts = None if shown is None else ArtifactReader(shown)
         self._clock = clock
         self._began = clock() - LATE_S
         self._files: dict[tuple[int, int], RunFile] = {}
@@ -83,7 +89,7 @@ class EventFileReader:
         """
         now = time.monotonic()
         if last or now >= self._search_at:
-            self._search()
+            self._search(last=last)
             spent = time.monotonic() - now
             self._search_at = now + max(SEARCH_S, SPARED * spent)
         until = now + END_S if last else time.monotonic() + TICK_S
@@ -121,10 +127,21 @@ class EventFileReader:
             found(named, float(event.step), max(0.0, now - event.at))
         if event.params:
             self._described(event.params)
+        if self._shown is not None:
+            for tag, kind, data in event.examples:
+                name = self._name(file.folder, tag)
+                self._shown(name, kind, data, float(event.step), max(0.0, now - event.at))
 
-    def _search(self) -> None:
+    def _search(self, *, last: bool) -> None:
+        if self._artifacts is not None:
+            self._artifacts.begin()
+        now = self._clock() + (SETTLED_S if last else 0.0)
         for folder, here, name in self._list_files():
             try:
+                if is_picture(folder, name):
+                    if self._artifacts is not None:
+                        self._artifacts.look(folder, here, name, self._began, now)
+                    continue
                 status = os.stat(name, dir_fd=here, follow_symlinks=False)
                 key = (status.st_dev, status.st_ino)
                 if (
@@ -134,7 +151,7 @@ class EventFileReader:
                 ):
                     continue
                 if len(self._files) >= MOST_FILES:
-                    return
+                    continue
                 file = check_regular(os.open(name, _READ, dir_fd=here), name)
             except OSError:
                 continue
@@ -166,10 +183,15 @@ class EventFileReader:
                         if entry.is_dir(follow_symlinks=False):
                             if depth < DEEPEST and not entry.name.startswith("."):
                                 waiting.append((top, os.path.join(below, entry.name), depth + 1))
-                        elif entry.name.endswith(WANDB_END) or (
-                            MARK in entry.name and self._host in entry.name
+                            continue
+                        folder = os.path.join(top, below) if below else top
+                        is_events = MARK in entry.name and self._host in entry.name
+                        if (
+                            is_events
+                            or entry.name.endswith(WANDB_END)
+                            or is_picture(folder, entry.name)
                         ):
-                            yield os.path.join(top, below) if below else top, here, entry.name
+                            yield folder, here, entry.name
             except OSError:
                 continue
             finally:
@@ -215,7 +237,8 @@ class _EventFile(RunFile):
 
     def __init__(self, folder: str, fd: int) -> None:
         super().__init__(folder, fd)
-        self._scalars: set[bytes] = set()  # tags of tensors that are scalars
+        self._plugins: dict[bytes, bytes] = {}  # of tags, which their first event alone names
+        self._is_large = False  # whether the checksum of the record is not known
 
     def _next(self) -> bytes | None:
         if not self._fill(12):
@@ -226,7 +249,8 @@ class _EventFile(RunFile):
             self._break()
             return None
         whole = 12 + length + 4
-        if length > LARGEST:
+        self._is_large = length > LARGEST
+        if length > LARGEST_EXAMPLE:
             if os.fstat(self._fd).st_size < self._place() + whole:
                 return None
             self._skip(whole)
@@ -236,7 +260,7 @@ class _EventFile(RunFile):
         begin, end = self._at + 12, self._at + 12 + length
         data, (crc,) = self._data[begin:end], struct.unpack_from("<I", self._data, end)
         self._skip(whole)
-        return data if masked_crc(data) == crc else b""
+        return data if self._is_large or masked_crc(data) == crc else b""
 
     def _parse(self, record: bytes) -> RunEvent:
         event = RunEvent()
@@ -267,21 +291,23 @@ class _EventFile(RunFile):
         fields = dict(read_fields(data))
         tag, plain, tensor = fields.get(1), fields.get(2), fields.get(8)
         plugin, content = _read_plugin(fields.get(9))
-        if plugin == _HPARAMS and content:
+        if plugin == _HPARAMS and content and not self._is_large:
             event.params.update(read_params(content))
             return
         if not isinstance(tag, bytes) or not tag:
             return
+        if plugin and len(self._plugins) < MOST_TAGS:
+            self._plugins.setdefault(tag, plugin)
+        plugin, name = self._plugins.get(tag, plugin), tag.decode("utf-8", "replace")
         value: float | None = None
         if isinstance(plain, bytes) and len(plain) == 4:
             (value,) = struct.unpack("<f", plain)
-        elif isinstance(tensor, bytes):
-            if plugin == _SCALARS and len(self._scalars) < MOST_TAGS:
-                self._scalars.add(tag)
-            if tag in self._scalars:  # a tag's first event alone names its kind
-                value = read_tensor(tensor)
-        if value is not None:
-            event.values[tag.decode("utf-8", "replace")] = value
+        elif isinstance(tensor, bytes) and plugin == _SCALARS:
+            value = read_tensor(tensor)
+        else:
+            event.examples += read_value(name, fields, plugin)
+        if value is not None and not self._is_large:
+            event.values[name] = value
 
 
 # An event with one number, as most are: the time, the step, and a summary of one value, of a tag

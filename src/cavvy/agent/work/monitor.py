@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..config import ConfigFields
     from .checkpoint_files import CheckpointWatcher
     from .event_files import EventFileReader
+    from .examples import ExampleParts
     from .meters import UsageMeter
 
     Say = Callable[..., None]
@@ -141,6 +142,7 @@ class WorkMonitor:
         self._event_folders, self._event_allowed = event_folders, event_allowed
         self._event_host = event_host
         self._events: EventFileReader | None = None
+        self._parts: ExampleParts | None = None  # of pictures and the like
         self._declares = False  # whether the work reports values itself, not only in what it prints
         self._stuck_s = stuck_s  # the limit that the control plane applies, if there is one
         self._alone = alone  # whether no other job uses the node's network
@@ -187,6 +189,20 @@ class WorkMonitor:
         except ValueError as error:
             raise BadConfig(f"`logged.values` has what is no number: {error}") from None
         self.take_values(numbers, step, process=process)
+
+    def show(self, shown: ConfigFields) -> None:
+        """Take a part of what the work reports with `cavvy.log` beside numbers. Raises
+        BadConfig."""
+        from .examples import ExampleParts
+
+        if self._parts is None:
+            self._parts = ExampleParts()
+        if (data := self._parts.take(shown)) is None:
+            return
+        name, kind = shown.read("name", "str"), shown.read("kind", "str")
+        step, process = shown.read("step", "float | None"), int(shown.read("process", "int", 0))
+        self._steps.show(name, kind, data, step, process=process)
+        self._busy_at = self._moved_at = time.monotonic()
 
     def take_values(
         self,
@@ -358,6 +374,9 @@ class WorkMonitor:
             return
         newest: dict[str, float] = {}
 
+        def shown(name: str, kind: str, data: bytes, step: float, age_s: float) -> None:
+            self._steps.show(name, kind, data, step, age_s=age_s)
+
         def found(values: Mapping[str, float], step: float, age_s: float) -> None:
             newest.update(self._steps.log(values, step, age_s=age_s))
 
@@ -367,6 +386,7 @@ class WorkMonitor:
             self._events = EventFileReader(
                 self._event_folders,
                 self._steps.describe,
+                shown=shown,
                 allowed=self._event_allowed,
                 host=self._event_host,
             )

@@ -16,12 +16,13 @@ PIECE_BYTES = 256 << 10  # that are read at a time
 class RunEvent:
     """What a record of a file tells. Its time is in seconds since 1970."""
 
-    __slots__ = ("at", "params", "step", "values")
+    __slots__ = ("at", "examples", "params", "step", "values")
 
     def __init__(self) -> None:
         self.at, self.step = 0.0, 0.0
         self.values: dict[str, float] = {}
         self.params: dict[str, str] = {}
+        self.examples: list[tuple[str, str, bytes]] = []  # names, kinds and bytes (`examples.py`)
 
 
 class RunFile:

@@ -4,6 +4,7 @@ prints, and from what it reports with `cavvy.log`, `cavvy.train` or a file.
 
 from __future__ import annotations
 
+import base64
 import time
 
 from .plotted_words import may_count, read_report
@@ -12,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from .examples import ExampleBudget
     from .printed_values import PrintedValues
 
 SEND_S = 1.0  # how often values are sent
@@ -27,6 +29,7 @@ THINNED_AFTER = 1_000_000
 LONGEST_NAME = 64
 MOST_PARAMS, LONGEST_PARAM = 256, 500  # of a rank; characters
 MOST_PROCESSES = 64  # of a rank, whose values are told apart
+MOST_EXAMPLE_NAMES = 64  # of a rank
 LARGEST = 1e100  # the control plane keeps no larger number; here, one counts as infinite
 NOT_A_NUMBER, INFINITE, LEAST = 1.0, 2.0, 3.0  # how NaN and infinite values are sent
 
@@ -51,6 +54,8 @@ class StepValueReader:
         ] = {}
         self._params: dict[str, str] = {}
         self._new_params: dict[str, str] = {}  # which were not sent yet
+        self._budget: ExampleBudget | None = None
+        self._example_names: set[str] = set()
         self._waiting = self._kept = self._skipped = self._read = 0
         self._sent_at = self._second_at = clock()
 
@@ -107,6 +112,42 @@ class StepValueReader:
                 continue
             if name in self._params or len(self._params) < MOST_PARAMS:
                 self._params[name] = self._new_params[name] = text
+
+    def show(
+        self,
+        name: str,
+        kind: str,
+        data: bytes,
+        step: float | None = None,
+        *,
+        process: int = 0,
+        age_s: float = 0.0,
+    ) -> None:
+        """Send what is no number, such as a picture. Too many or too large ones are left out."""
+        from .examples import KINDS, ExampleBudget
+        from .examples import LARGEST as LARGEST_EXAMPLE
+
+        name = name[:LONGEST_NAME]
+        if self._budget is None:
+            self._budget = ExampleBudget(self._clock)
+        if not name or kind not in KINDS or not 0 < len(data) <= LARGEST_EXAMPLE:
+            return
+        if name not in self._example_names and len(self._example_names) >= MOST_EXAMPLE_NAMES:
+            return
+        if not self._budget.take(len(data)):
+            return
+        self._example_names.add(name)
+        example: dict[str, object] = {
+            "name": name,
+            "kind": kind,
+            "age_ms": max(0, round(age_s * 1000)),
+            "data": base64.b64encode(data).decode(),
+        }
+        if step is not None and abs(step) <= LARGEST:
+            example["step"] = step
+        if process:
+            example["process"] = min(max(process, 0), MOST_PROCESSES - 1)
+        self._say("points", examples=[example])
 
     def tick(self) -> None:
         """Send what has come. To be called about once a second."""

@@ -25,7 +25,9 @@ CAPABILITY = Capability(
     ),
     docs=("guides/curves.md",),
     routes=("cavvy.capabilities.curves.routes:router",),
-    tables=OwnTables("cavvy.capabilities.curves", of_attempts=("curves", "curve_params")),
+    tables=OwnTables(
+        "cavvy.capabilities.curves", of_attempts=("curves", "curve_params", "curve_examples")
+    ),
     listeners=("cavvy.capabilities.curves.rows:add_steps",),
     pages=(
         ConsolePage("/runs", "cavvy.capabilities.curves.runs:make", "Runs", "/jobs", compares=True),
@@ -33,10 +35,20 @@ CAPABILITY = Capability(
     data=(
         ConsoleData("/jobs/{project}/{name}/curves", "cavvy.capabilities.curves.data:make_data"),
         ConsoleData(
+            "/jobs/{project}/{name}/examples", "cavvy.capabilities.curves.example_part:make_list"
+        ),
+        ConsoleData(
+            "/jobs/{project}/{name}/examples/{example}",
+            "cavvy.capabilities.curves.example_part:send",
+        ),
+        ConsoleData(
             "/groups/{project}/{name}/curves", "cavvy.capabilities.curves.data:make_group_data"
         ),
     ),
     static="cavvy.capabilities.curves",
-    job_parts=("cavvy.capabilities.curves.part:make",),
+    job_parts=(
+        "cavvy.capabilities.curves.part:make",
+        "cavvy.capabilities.curves.example_part:make",
+    ),
     group_parts=("cavvy.capabilities.curves.part:make_of_group",),
 )

@@ -4,8 +4,9 @@ from asyncio import to_thread
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from fastapi import Query
+from fastapi import Path, Query
 from msgspec import structs
+from starlette.responses import Response
 
 from cavvy.api.app_state import AppState
 from cavvy.api.errors import ApiProblem
@@ -13,6 +14,12 @@ from cavvy.api.routes.jobs import JobPath, ProjectPath, find_job
 from cavvy.api.routes.logs import USUAL_RANKS, OneAttemptQuery, RanksQuery
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path
+from cavvy.capabilities.curves.examples import (
+    MEDIA_TYPES,
+    TEXT,
+    read_example,
+    read_examples,
+)
 from cavvy.capabilities.curves.kept import KeptBriefs
 from cavvy.capabilities.curves.keys import read_key
 from cavvy.capabilities.curves.reduce import BRIEF_UP_TO, Piece, find_whole, make_curves
@@ -29,7 +36,9 @@ from cavvy.capabilities.curves.wire import (
     MOST_POINTS,
     Curve,
     CurveNames,
+    Example,
     JobCurves,
+    JobExamples,
     ParamsOfJobs,
     RunParams,
     Window,
@@ -95,6 +104,59 @@ async def curve_names(app_state: AppState, project: ProjectPath, name: JobPath) 
     read, _ = app_state.store.database
     names = {read_key(key).name for key in await read(read_keys(ids, USUAL_RANKS, _kept))}
     return CurveNames(names=sorted(names - {""}))
+
+
+@router.get(
+    "/projects/{project}/jobs/{name}/examples",
+    rule=in_path(Permission.VIEW),
+    errors=("job-not-found",),
+)
+async def examples(app_state: AppState, project: ProjectPath, name: JobPath) -> JobExamples:
+    """List the pictures, sound, texts, tables and histograms that the job's program reported."""
+    job = await find_job(app_state, project, name)
+    numbers = {each.id: each.number for each in await app_state.store.attempts(job.id)}
+    read, _ = app_state.store.database
+    found = await read(read_examples(numbers, USUAL_RANKS))
+    return JobExamples(
+        examples=[
+            Example(
+                id=f"{numbers[each.attempt_id]}-{each.rank}-{each.number}",
+                name=each.name,
+                kind="text" if each.kind == TEXT else each.kind.partition("/")[0],
+                attempt=numbers[each.attempt_id],
+                rank=each.rank,
+                process=each.process,
+                step=each.step,
+                time_ms=int(each.at_ms),
+                bytes=each.size,
+            )
+            for each in found
+        ]
+    )
+
+
+@router.get(
+    "/projects/{project}/jobs/{name}/examples/{example}",
+    rule=in_path(Permission.VIEW),
+    gives=True,
+    errors=("job-not-found", "invalid-request"),
+)
+async def example(
+    app_state: AppState,
+    project: ProjectPath,
+    name: JobPath,
+    example: Annotated[str, Path(pattern=r"^\d{1,9}-\d{1,9}-\d{1,18}$")],
+) -> Response:
+    """Get the bytes of a picture or the like: tables and histograms are JSON."""
+    job = await find_job(app_state, project, name)
+    attempt, rank, number = map(int, example.split("-"))
+    ids = {each.number: each.id for each in await app_state.store.attempts(job.id)}
+    read, _ = app_state.store.database
+    found = await read(read_example(ids.get(attempt, ""), rank, number))
+    if found is None or found[0] not in MEDIA_TYPES:
+        raise ApiProblem("invalid-request", f"the job has no example {example}; it may be removed")
+    headers = {"X-Content-Type-Options": "nosniff", "Content-Disposition": "inline"}
+    return Response(found[1], headers=headers, media_type=MEDIA_TYPES[found[0]])
 
 
 async def _read_rank(

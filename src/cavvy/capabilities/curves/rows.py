@@ -8,6 +8,7 @@ from itertools import starmap
 from math import nan
 
 from cavvy.capabilities.curves.briefs import BriefTable, is_brief, read_brief_names, shorten
+from cavvy.capabilities.curves.examples import add_examples
 from cavvy.capabilities.curves.kept import KeptBriefs
 from cavvy.capabilities.curves.keys import CurveKey, write_key
 from cavvy.capabilities.curves.packing import Columns, join, pack, read_names, unpack
@@ -54,6 +55,8 @@ def add_steps(session: DatabaseSession, happened: Sequence[Happened]) -> None:
                 _add(session, key, each.number, columns)
             if each.params:
                 _add_params(session, key, each.params)
+            if each.examples:
+                add_examples(session, each)
 
 
 def _add_params(session: DatabaseSession, key: tuple[str, int], params: Mapping[str, str]) -> None:

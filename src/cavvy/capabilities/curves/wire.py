@@ -1,7 +1,8 @@
 """What the command, the page and the route of curves send each other."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from msgspec import field
 
@@ -72,6 +73,28 @@ class ParamsOfJobs(Answer, frozen=True, kw_only=True):
     jobs: list[RunParams]
 
 
+class Example(Answer, frozen=True, kw_only=True):
+    """What a program reported beside numbers, such as a picture. `kind` is `image`, `audio`,
+    `text`, `table` or `histogram`. `time_ms` is in milliseconds since 1970.
+    """
+
+    id: str
+    name: str
+    kind: str
+    attempt: int
+    rank: int
+    process: int = 0
+    step: float | None = None
+    time_ms: int
+    bytes: int
+
+
+class JobExamples(Answer, frozen=True, kw_only=True):
+    """The examples of a job, in the order in which they were reported."""
+
+    examples: list[Example]
+
+
 class Window(NamedTuple):
     """A part of the horizontal axis: steps, or milliseconds since 1970."""
 
@@ -124,6 +147,17 @@ def read_curves_of_jobs(
     """
     asked = query(job=jobs, curve=names, points=points, **_asked(window))
     return client.ask(f"{project_path(project)}/curves{asked}", JobCurves)
+
+
+def read_examples(client: ApiClient, project: str, job: str) -> Sequence[Example]:
+    """Return the examples of a job, without their bytes. Raises ApiError."""
+    return client.ask(f"{job_path(project, job)}/examples", JobExamples).examples
+
+
+def read_example(client: ApiClient, project: str, job: str, example: str) -> tuple[str, bytes]:
+    """Return the media type and the bytes of an example. Raises ApiError."""
+    answer = client.call("GET", f"{job_path(project, job)}/examples/{quote(example, safe='')}")
+    return answer.headers.get("content-type", ""), answer.body
 
 
 def read_curve_names(client: ApiClient, project: str, job: str) -> CurveNames:

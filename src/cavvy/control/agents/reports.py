@@ -10,7 +10,14 @@ from cavvy.agent.documents import say_files, say_size
 from cavvy.control.decide.failures import STILL
 from cavvy.costs.extras import bound_upload
 from cavvy.domain.events import Event
-from cavvy.domain.figures import MOST_NAMES, FigureBlock, FigureColumns, StepSeries, StepValues
+from cavvy.domain.figures import (
+    MOST_NAMES,
+    FigureBlock,
+    FigureColumns,
+    StepExample,
+    StepSeries,
+    StepValues,
+)
 from cavvy.domain.jobs import (
     Attempt,
     AttemptOutcome,
@@ -56,6 +63,7 @@ _LONGEST_PARAM = 500  # characters of a setting that a program reports
 _MOST_ROWS = 5000  # of values of steps in a message
 _LARGEST = 1e100  # of a value or step, so that sums and squares of them are numbers, too
 _MOST_PROCESSES = 1024  # of a node, whose values of steps are told apart
+_MOST_EXAMPLE = 1 << 20  # bytes of a picture or the like
 _OLDEST_MS = 30 * 86_400_000  # age of a value that waited for its message
 _LONGEST_PLACE = 200  # characters of a place in a stack
 _LONGEST_NAME, _MOST_GROUPS = 100, 4  # of the collectives that a rank has called last
@@ -235,7 +243,8 @@ def _points(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
         for name, text in [*message.params.items()][:_MOST_FIGURES]
         if name
     }
-    if series or params:
+    examples = [each for each in message.examples if _is_example(each)]
+    if series or params or examples:
         node = report.node
         report.steps.append(
             StepValues(
@@ -245,8 +254,20 @@ def _points(report: ReportOutcome, message: AgentMessage, at: datetime, now: dat
                 number=message.seq,
                 series=series,
                 params=params,
+                examples=examples,
             )
         )
+
+
+def _is_example(example: StepExample) -> bool:
+    """Whether an example has a name, and numbers that can be stored."""
+    return (
+        0 < len(example.name) <= _LONGEST_NAME
+        and 0 <= example.age_ms <= _OLDEST_MS
+        and (example.step is None or abs(example.step) <= _LARGEST)
+        and 0 <= example.process < _MOST_PROCESSES
+        and len(example.data) <= _MOST_EXAMPLE
+    )
 
 
 def _is_row(row: Sequence[float | None], names: int) -> bool:
