@@ -5,7 +5,7 @@ An array has no phase of its own: what it shows is counted from its members. Its
 its last member.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from cavvy.domain.arrays import StoredArray, name_member
@@ -169,6 +169,18 @@ class SqlArrays:
             where, values = f"{where} AND id < ?", (*values, before)
         chosen = f"SELECT id FROM job_arrays WHERE {where} ORDER BY id DESC LIMIT ?"
         return await self._list(f"a.id IN (SELECT id FROM ({chosen}) AS p1)", *values, limit)
+
+    async def find_of(self, job_ids: Collection[str]) -> Mapping[str, StoredArray]:
+        """Return the arrays of those of these jobs that are members of one, by the jobs' IDs."""
+        if not job_ids:
+            return {}
+        marks = ", ".join("?" * len(job_ids))
+        sql = f"SELECT id, array_id FROM jobs WHERE id IN ({marks}) AND array_id IS NOT NULL"
+        rows = await self._read(lambda session: session.run(sql, [*job_ids]).fetchall())
+        wanted = {str(array_id) for _, array_id in rows}
+        listed = await self._list(f"a.id IN ({', '.join('?' * len(wanted)) or 'NULL'})", *wanted)
+        found = {each.id: each for each in listed}
+        return {job_id: found[array_id] for job_id, array_id in rows if array_id in found}
 
     async def text(self, array_id: str) -> str:
         """Return the text of the array's task file. Raises RowNotFound."""

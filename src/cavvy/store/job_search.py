@@ -1,11 +1,12 @@
 """The SQL of a search of jobs, sorted and in pages by number."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 
 import msgspec
 
+from cavvy.domain.arrays import StoredArray
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.values import Struct
 from cavvy.store.accounts import in_projects
@@ -29,7 +30,7 @@ class JobSearch(Struct, frozen=True, kw_only=True):
     """The wanted jobs. Empty conditions are none. `text` is a part of the name, the ID or a tag;
     `jobs` are names or IDs; `tag` is a tag's name or NAME=VALUE; `accelerators` are the names of
     those that the newest attempt has, or that a job without an attempt asks for; the period is that
-    of the submission.
+    of the submission. With `arrays`, the newest found member stands for its array or group.
     """
 
     projects: ProjectFilter = None
@@ -46,13 +47,16 @@ class JobSearch(Struct, frozen=True, kw_only=True):
     ascending: bool = False
     offset: int = 0
     limit: int = 50
+    arrays: bool = False
 
 
 class FoundJobs(Struct, frozen=True, kw_only=True):
-    """One page of the jobs that a search found, and the number of all of them."""
+    """One page of the jobs that a search found, and the number of all of them. `arrays` are those
+    for which jobs stand, by the jobs' IDs."""
 
     jobs: Sequence[JobSummary]
     total: int
+    arrays: Mapping[str, StoredArray] = {}
 
 
 def find_condition(search: JobSearch) -> tuple[str, tuple[object, ...]]:
@@ -98,7 +102,11 @@ def find_condition(search: JobSearch) -> tuple[str, tuple[object, ...]]:
         add("submitted_at >= ?", to_micros(search.since))
     if search.until is not None:
         add("submitted_at < ?", to_micros(search.until))
-    return " AND ".join(conditions), tuple(values)
+    found = " AND ".join(conditions)
+    if search.arrays:
+        one = f"SELECT MAX(id) FROM jobs WHERE {found} GROUP BY COALESCE(array_id, id)"
+        found = f"id IN ({one})"
+    return found, tuple(values)
 
 
 def find_order(search: JobSearch, now: datetime) -> str:

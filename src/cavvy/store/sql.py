@@ -443,7 +443,9 @@ class Store:
         total = (await self._rows(f"SELECT COUNT(*) FROM jobs WHERE {where}", *values))[0][0]
         sql = f"{SUMMARIES.select} WHERE {where} {find_order(search, now)} LIMIT ? OFFSET ?"
         rows = await self._rows(sql, *values, search.limit, search.offset)
-        return FoundJobs(jobs=[SUMMARIES.make(row) for row in rows], total=total)
+        jobs = [SUMMARIES.make(row) for row in rows]
+        arrays = await self.arrays.find_of([each.id for each in jobs]) if search.arrays else {}
+        return FoundJobs(jobs=jobs, total=total, arrays=arrays)
 
     async def count_jobs(
         self, project: ProjectFilter, phases: Collection[JobPhase] = ()

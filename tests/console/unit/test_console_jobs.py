@@ -119,6 +119,27 @@ def test_chosen_jobs_are_stopped_and_what_fails_is_told() -> None:
     assert browser.post("/jobs", data={"do": "explode", "job": "a/b"}).status_code == 400
 
 
+def test_an_array_is_one_row_and_its_jobs_are_stopped_together() -> None:
+    array = listing("sweep", id="id-s", members={"running": 2, "done": 1})
+    at = "/v1/projects/default"
+    stopped = {f"POST {at}/arrays/id-s/stop": array, f"POST {at}/jobs/id-a/stop": listing("a")}
+    client = CannedClient(answers(array, listing("a"), **stopped))
+    browser = sign_in(client)
+    text = browser.get("/jobs").text
+    assert searched(client)["arrays"] == ["true"]
+    assert '<a href="/groups/default/id-s">sweep</a>' in text
+    assert 'name="array" value="default/id-s"' in text
+    for query in ("text=sweep", "sort=cost"):
+        browser.get(f"/jobs?{query}")
+        assert "arrays" not in searched(client), "each of its jobs is found"
+    data = {"do": "stop", "array": ["default/id-s"], "job": ["default/id-a"]}
+    answer = browser.post("/jobs", data=data, follow_redirects=False)
+    assert answer.headers["location"] == "/jobs?"
+    assert all(any(each.startswith(path) for each in client.asked) for path in stopped)
+    data["do"] = "compare"
+    assert "the page of an array compares its jobs" in browser.post("/jobs", data=data).text
+
+
 def test_two_jobs_are_compared() -> None:
     browser = sign_in(CannedClient(answers(listing("a"))))
     data = {"do": "compare", "job": ["default/a", "default/b"]}

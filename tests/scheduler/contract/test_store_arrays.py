@@ -13,6 +13,7 @@ from cavvy.domain.tasks import IndexRange, JobGroup, SweptParam, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.store.arrays import NewJob
 from cavvy.store.base import AtomicWrite, DependencyMissing, RowNotFound, StaleVersion
+from cavvy.store.job_search import JobSearch
 from cavvy.store.queue import PlacedRow, sort_rows
 from cavvy.store.sql import Store
 
@@ -52,6 +53,19 @@ async def test_the_members_are_jobs_with_their_own_names_and_variables(store: St
     events = await store.events(job.id)
     assert [(each.text, each.job_id) for each in events] == [("submitted", job.id)]
     assert await store.snapshots() == {"a" * 64}
+
+
+async def test_an_array_is_one_of_the_found_jobs(store: Store) -> None:
+    await Spec().submit(store)
+    alone = make_job("j9", name="alone", user="bob")
+    await store.submit(alone, make_event(alone))
+    found = await store.search_jobs(JobSearch(arrays=True), NOW)
+    assert (len(found.jobs), found.total) == (2, 2)
+    assert [(each.id, each.name) for each in found.arrays.values()] == [("a0", "train")]
+    assert found.arrays.keys() <= {each.id for each in found.jobs}
+    assert (await store.search_jobs(JobSearch(), NOW)).total == 4
+    of_bob = await store.search_jobs(JobSearch(arrays=True, user="bob"), NOW)
+    assert ([each.name for each in of_bob.jobs], of_bob.arrays) == (["alone"], {})
 
 
 async def test_the_members_of_a_sweep_have_their_own_values(store: Store) -> None:

@@ -308,6 +308,7 @@ async def search(
     ascending: bool = False,
     offset: Annotated[int, Query(ge=0, le=_MOST_SKIPPED)] = 0,
     limit: LimitQuery = 50,
+    arrays: ArraysQuery = False,
 ) -> wire.JobMatches:
     """Search jobs by user, name, place, accelerator, tag and time; sorted, in pages by number."""
     wanted = JobSearch(
@@ -325,9 +326,14 @@ async def search(
         ascending=ascending,
         offset=offset,
         limit=limit,
+        arrays=arrays,
     )
     found = await app_state.store.search_jobs(wanted, app_state.now())
-    page = wire.JobPage(jobs=await _list_rows(app_state, found.jobs), cursor=None)
+    rows = [
+        views.array_row(found.arrays[row.id]) if row.id in found.arrays else row
+        for row in await _list_rows(app_state, found.jobs)
+    ]
+    page = wire.JobPage(jobs=rows, cursor=None)
     page = await _add_places(request, app_state, page)
     return wire.JobMatches(jobs=page.jobs, total=found.total)
 

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from cavvy.client import ApiClient
+from cavvy.client.array_wire import remove_array, retry_array, stop_array
 from cavvy.client.pool_wire import list_pools
 from cavvy.client.queue_wire import read_shares
 from cavvy.client.reruns import compare_jobs, find_replica, show_value
@@ -36,6 +37,7 @@ from cavvy.frame.discover import find_capabilities
 
 _ON_PAGE = 50
 _SORTS = ("submitted", "name", "project", "user", "phase", "duration", "cost")
+_SORTS_OF_ARRAYS = ("submitted", "project", "user")  # in which an array is one row
 _TEXTS = ("project", "user", "text", "provider", "gpu", "tag")  # the filters that are texts
 _DAYS = ("since", "until")  # the filters that are days in UTC; both days are included
 # the choices above the list, and the phases that each shows
@@ -57,11 +59,15 @@ def act(client: ApiClient, request: Request, now: datetime) -> Page | str:
     """
     form = form_of(request)
     chosen, action = form.getlist("job"), form.get("do", "")
+    arrays = form.getlist("array")
     acts: Mapping[str, Callable[[str, str], object]] = {
         "stop": lambda project, name: client.stop(project, name, reason="stopped in the console"),
         "remove": client.remove,
         "retry": client.retry,
     }
+    if action == "compare" and arrays:
+        problem = "the page of an array compares its jobs: open it"
+        return _show(client, request, [problem], [*chosen, *arrays])
     if action == "compare" and len(chosen) == 2:
         return "/compare?" + urlencode({"a": chosen[0], "b": chosen[1]})
     if action == "compare" and len(chosen) > 2:
@@ -72,8 +78,15 @@ def act(client: ApiClient, request: Request, now: datetime) -> Page | str:
     if action == "compare":
         problem = "mark the jobs to compare in the first column, at least two"
         return _show(client, request, [problem], chosen)
-    if problems := act_on_chosen(client, request, acts, "job"):
-        return _show(client, request, problems, chosen)
+    acts_on_arrays: Mapping[str, Callable[[str, str], object]] = {
+        "stop": partial(stop_array, client),
+        "remove": partial(remove_array, client),
+        "retry": partial(retry_array, client),
+    }
+    problems = act_on_chosen(client, request, acts, "job") if chosen or not arrays else []
+    problems += act_on_chosen(client, request, acts_on_arrays, "array") if arrays else []
+    if problems:
+        return _show(client, request, problems, [*chosen, *arrays])
     return f"/jobs?{request.url.query}"
 
 
@@ -111,6 +124,8 @@ def _show(
         ascending=way == "up",
         offset=(page - 1) * _ON_PAGE,
         limit=_ON_PAGE,
+        # the order by name, time or cost, and a search by name, are those of each job
+        arrays=(sort in _SORTS_OF_ARRAYS and "text" not in given) or None,
     )
     pages = max(1, -(-found.total // _ON_PAGE))
 

@@ -319,7 +319,9 @@ class LogView {
 
 document.addEventListener("change", (event) => {
   const { all } = event.target.dataset;
-  if (all) for (const each of document.getElementsByName(all)) each.checked = event.target.checked;
+  for (const name of all?.split(" ") ?? []) {
+    for (const each of document.getElementsByName(name)) each.checked = event.target.checked;
+  }
   if (!event.target.matches("[data-submit]")) return;
   sessionStorage.setItem("focus", event.target.name); // for the page that follows
   event.target.form.submit();
