@@ -9,7 +9,17 @@ from urllib.parse import urlsplit
 import pytest
 from msgspec import Raw
 from msgspec.json import encode
-from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, detail, job_answers, served, sign_in
+from tests.console_rig import (
+    HOSTILE_TEXTS,
+    NOW,
+    CannedClient,
+    detail,
+    job_answers,
+    listing,
+    replica,
+    served,
+    sign_in,
+)
 
 from cavvy.client import ApiError, wire
 from cavvy.client.account_wire import ProjectView
@@ -64,7 +74,12 @@ class Recording(CannedClient):
 
 
 def client(**more: Any) -> Recording:
-    usual = {"/v1/projects": [], "/v1/services": [], "/v1/projects/default/recipes": []}
+    usual = {
+        "/v1/projects": [],
+        "/v1/services": [],
+        "/v1/projects/default/recipes": [],
+        "/v1/jobs": wire.JobPage(jobs=[], cursor=None),
+    }
     return Recording(usual | more)
 
 
@@ -77,6 +92,24 @@ def test_the_form_has_an_example_that_is_valid() -> None:
     text = re.findall(r"<textarea[^>]*>\n(.*?)</textarea>", page, re.DOTALL)[0]
     assert "run:" in text
     assert "notice bad" not in page
+
+
+def test_a_task_starts_from_an_earlier_job_but_not_from_an_array_or_a_replica() -> None:
+    jobs = [
+        listing("train", id="new"),
+        listing("sweep", id="id-s", members={"done": 3}),
+        listing("train", id="old"),
+        listing("chat-1", id="id-1"),
+        listing("eval", id="id-e"),
+    ]
+    found = {
+        "/v1/jobs": wire.JobPage(jobs=jobs, cursor=None),
+        "/v1/services": [served("chat", replica(job="id-1"))],
+    }
+    page = sign_in(client(**found)).get("/submit").text
+    links = re.findall(r'<a href="/submit\?from=([^"]+)" title="[^"]*">([^<]+)</a>', page)
+    assert links == [("default/new", "train"), ("default/id-e", "eval")]
+    assert 'type="file" id="open-file"' in page
 
 
 def test_problems_stand_at_their_lines_and_ask_no_server() -> None:

@@ -21,7 +21,14 @@ from cavvy.client import ApiClient, ApiError, make_key
 from cavvy.client.paths import make_id, read_time
 from cavvy.client.reruns import EarlierRun, NotRepeatable, read_run, show_param
 from cavvy.client.service_wire import put_service
-from cavvy.client.wire import GraphRequest, OfferView, PlacementView, SubmissionCheck, SubmitRequest
+from cavvy.client.wire import (
+    GraphRequest,
+    JobListing,
+    OfferView,
+    PlacementView,
+    SubmissionCheck,
+    SubmitRequest,
+)
 from cavvy.console.pages import offers
 from cavvy.console.pages.page import (
     Page,
@@ -29,6 +36,7 @@ from cavvy.console.pages.page import (
     form_of,
     list_projects,
     path_of,
+    services_by_replica,
     try_part,
     user_of,
 )
@@ -44,6 +52,7 @@ _FILE = "task.yaml"  # the name of the file in messages
 _LONGEST = 256 << 10  # characters of a task file
 _PLACEMENTS, _PLACEMENTS_EACH = 12, 4  # of a task alone, and of each of several
 _LISTED = 10  # list prices
+_EARLIER, _EARLIER_READ = 8, 40  # jobs to start from, and those among which they are found
 _PARAM = "param."  # begins the names of the fields of parameters
 _KEY_S = 600  # seconds after which a submission gets another key; the server refuses old keys
 _STARTER = """\
@@ -399,6 +408,18 @@ def _renew(key: str) -> str:
     return key if made is not None and abs(newest - made) < _KEY_S else fresh
 
 
+def _list_earlier(client: ApiClient, request: Request) -> Sequence[JobListing]:
+    """Return the newest jobs with different names, from which a task can start: no arrays and no
+    replicas of services."""
+    read = try_part(lambda: client.jobs(limit=_EARLIER_READ, arrays=True).jobs).value or []
+    replicas = services_by_replica(client, request, read)
+    found: dict[tuple[str, str], JobListing] = {}
+    for each in read:
+        if not each.members and each.id not in replicas:
+            found.setdefault((each.project, each.name), each)
+    return [*found.values()][:_EARLIER]
+
+
 def _show(client: ApiClient, request: Request, draft: _Draft, verdict: _Verdict) -> Page:
     tasks = [each.task for each in verdict.tasks]
     duration = tasks[0].limits.duration if tasks else None
@@ -417,6 +438,7 @@ def _show(client: ApiClient, request: Request, draft: _Draft, verdict: _Verdict)
             "meanings": [(task.name, describe_task(task)) for task in tasks],
             "plans": [*zip([task.name for task in tasks], verdict.plans or (), strict=False)],
             "recipes": try_part(lambda: client.recipes(draft.project)).value or [],
+            "earlier_jobs": _list_earlier(client, request) if request.method == "GET" else (),
             "projects": sorted({*list_projects(client, request), draft.project}),
             "params": [
                 (name, draft.params.get(name, ""), usual)

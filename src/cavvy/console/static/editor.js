@@ -3,6 +3,7 @@
 
 const CHECK_MS = 500; // between the last keystroke and the check
 const FORM_MS = 120; // between the last change of a field and the request
+const MOST_BYTES = 256 << 10; // of a task file
 const MOST_SHOWN = 12; // completions
 
 const field = document.getElementById("text");
@@ -152,6 +153,19 @@ menu.addEventListener("mousedown", (event) => {
 fields?.addEventListener("input", () => {
   clearTimeout(waiting);
   waiting = setTimeout(() => check("form").catch(() => null), FORM_MS);
+});
+document.getElementById("open-file")?.addEventListener("change", async ({ target }) => {
+  const [file] = target.files;
+  if (file === undefined) return;
+  if (file.size > MOST_BYTES) {
+    target.setCustomValidity(`A task file has at most ${MOST_BYTES.toLocaleString("en")} bytes.`);
+    return target.reportValidity();
+  }
+  target.setCustomValidity("");
+  field.value = await file.text();
+  showNumbers();
+  await check().catch(() => null);
+  field.focus();
 });
 answer.addEventListener("input", checkSoon);
 answer.addEventListener("click", (event) => {
