@@ -1,6 +1,7 @@
 """The gateway's pure parts: heads, bodies, balance, rates and estimates."""
 
 import base64
+import itertools
 import math
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.hostile.gateway_fuzz import make_requests
 
+from cavvy.capabilities.serving.gateway import heads
 from cavvy.capabilities.serving.gateway.admission import Preferences, read_prefer
 from cavvy.capabilities.serving.gateway.balancing import (
     FARTHER,
@@ -25,6 +27,8 @@ from cavvy.capabilities.serving.gateway.heads import (
     NO_LENGTH,
     UNTIL_CLOSE,
     HeadError,
+    HeadMemo,
+    RequestHead,
     parse_request,
 )
 from cavvy.capabilities.serving.gateway.own_values import OwnValues, describe_owner
@@ -412,3 +416,65 @@ def test_requests_are_counted_by_headers_that_do_not_go_on_too(name: str) -> Non
         return rates.take(head, b"/", "", b"", 0.0) is None
 
     assert [call("a"), call("b"), call("a")] == [True, True, False]
+
+
+SAME = b"Host: a\r\nUser-Agent: u\r\n%bAccept: */*\r\n\r\n"
+
+
+def describe_head(head: RequestHead | HeadError) -> object:
+    return head.status if isinstance(head, HeadError) else vars(head)
+
+
+def parse_with(memo: HeadMemo, data: bytes) -> RequestHead | HeadError:
+    try:
+        return memo.parse_request(data)
+    except HeadError as error:
+        return error
+
+
+@pytest.mark.parametrize("first", [b"", b"Content-Length: 7\r\n", b"content-length: 12\r\n"])
+@pytest.mark.parametrize("method", [b"GET", b"POST"])
+def test_a_head_with_known_fields_is_read_as_if_it_was_parsed(first: bytes, method: bytes) -> None:
+    """Only the target and the digits of a length may differ from a head that was parsed."""
+    memo = HeadMemo(GatewayLimits())
+    lines = (
+        *(b"", b"Content-Length: 7\r\n", b"Content-Length: 345\r\n", b"content-length: 6\r\n"),
+        *(b"Content-Length: \r\n", b"Content-Length: 0\r\n", b"Content-Length: 1x\r\n"),
+        *(b"Content-Length: 1\r\nContent-Length: 1\r\n", b"Content-Length:  7\r\n"),
+        *(b"Content-Length: 7\r\nTransfer-Encoding: chunked\r\n", b"content-length: 7 \r\n"),
+        *(b"X-Content-Length: 7\r\n", b"Content-Length: 9999999999999999999\r\n"),
+        *(b"Authorization: Bearer k\r\n", b"Connection: close\r\n", b"Prefer: wait=1\r\n"),
+    )
+    targets = (
+        *(b"/x", b"/y?a=1", b"/y?key=cavvysvc_abc&b=1", b"/%63avvysvc_abc", b"/a#b", b"*", b"x"),
+        *(b"http://b/z", b"/\x7f", b"/\xff", b"/a b", b"//v1/%61"),
+    )
+    versions = (b"HTTP/1.1", b"HTTP/1.0", b"HTTP/1.2")
+    parse_with(memo, b"%b /first HTTP/1.1\r\n%b" % (method, SAME % first))
+    for target, line, version in itertools.product(targets, lines, versions):
+        data = b"%b %b %b\r\n%b" % (method, target, version, SAME % line)
+        alone = parse_with(HeadMemo(GatewayLimits()), data)
+        for found in (parse_with(memo, data), parse_with(memo, data)):
+            assert describe_head(found) == describe_head(alone), data
+
+
+def test_fields_are_parsed_once_for_all_targets_and_lengths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[bytes] = []
+
+    def parse(data: bytes, limits: GatewayLimits) -> RequestHead:
+        parsed.append(data)
+        return parse_request(data, limits)
+
+    monkeypatch.setattr(heads, "parse_request", parse)
+    memo = HeadMemo(GatewayLimits())
+    for number in range(1, 2000):
+        line = b"Content-Length: %d\r\n" % number
+        head = memo.parse_request(b"POST /x?%d HTTP/1.1\r\n%b" % (number, SAME % line))
+        assert (head.target, head.length) == (b"/x?%d" % number, number)
+        assert head.fields == (SAME % line)[:-2]
+    assert len(parsed) == 1
+    assert head.plain
+    for field in (b"X-API-Key: k\r\n", b"Origin: http://a\r\n", b"Prefer: wait=1\r\n"):
+        assert not memo.parse_request(b"GET / HTTP/1.1\r\n" + SAME % field).plain

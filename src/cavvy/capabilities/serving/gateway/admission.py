@@ -61,6 +61,11 @@ class Admission:
 
     def open(self, request: ClientRequest, service: ServiceQueue) -> OpenRequest | Answer:
         """Return the open request, or the answer to a request that is not admitted."""
+        if request.head.plain and service.plain and self._traces is None:
+            return self._open_plain(request, service)
+        return self._open_checked(request, service)
+
+    def _open_checked(self, request: ClientRequest, service: ServiceQueue) -> OpenRequest | Answer:
         head, route = request.head, service.route
         is_of_page = head.origin or head.fetch_site
         if is_of_page and (answer := self._refuse_page(request, service)):
@@ -97,6 +102,30 @@ class Admission:
         if preferences.wait_s is not None:
             exchange.wait_s = min(preferences.wait_s, route.wait_s)
         self._add_sinks(exchange, request, service)
+        return exchange
+
+    def _open_plain(self, request: ClientRequest, service: ServiceQueue) -> OpenRequest | Answer:
+        """Open a request that needs nothing of what a client or a service can ask for."""
+        head = request.head
+        if head.length > service.route.body_max or request.below.startswith(RESULTS):
+            return self._open_checked(request, service)
+        out_head = (
+            b"%b %b HTTP/1.1\r\n%bX-Request-Id: %b\r\nX-Forwarded-Proto: %b\r\n"
+            b"X-Forwarded-For: %b\r\n%b%b\r\n"
+        ) % (
+            head.method,
+            request.target,
+            head.fields,
+            request.id,
+            self._scheme,
+            request.client,
+            service.prefix_field,
+            b"Transfer-Encoding: chunked\r\n" if head.length == NO_LENGTH else b"",
+        )
+        exchange = Exchange(request.sink, service.entry, head, out_head, request.arrived_at)
+        if request.model:
+            exchange.model = request.model
+        meter_tokens(exchange, service.engine, request.below, request.model)
         return exchange
 
     def _make_exchange(

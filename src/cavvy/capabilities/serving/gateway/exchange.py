@@ -238,6 +238,11 @@ class Exchange:
         held = self.avoid is not None or self.holder is not None
         return held or bool(self.places or self.adapter)
 
+    @property
+    def is_bare(self) -> bool:
+        """Return whether the request holds nothing but a slot of its replica."""
+        return not (self.members or self.adapter or self.visit or self.limit)
+
     def read_body(self) -> bytes | None:
         """Return the body if it has arrived and is held as a whole. Raises HeadError."""
         if not self.body_done or (self._size and not self.held):

@@ -23,7 +23,12 @@ _ABSOLUTE = re.compile(rb"(?i:https?)://([^/?#@]+)(/[^#]*)?")
 _HOST_VALUE = re.compile(rb"[A-Za-z0-9._-]*(?::\d{1,5})?|\[[0-9A-Fa-f:.]+\](?::\d{1,5})?")
 _PLACE_VALUE = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 _LENGTH_VALUE = re.compile(rb"\d{1,18}")
+# The line of a request whose target is a path, and the digits of a field Content-Length. Heads that
+# match are still parsed; what differs in no other part may use the result.
+_LINE = re.compile(rb"(" + _TOKEN + rb") (/[!\"$-~]*) HTTP/1\.([01])\r\n")
+_DIGITS = re.compile(rb"\r\n(?i:content-length): ([1-9]\d{0,17})\r\n")
 
+_WITHOUT_BODY = frozenset({b"GET", b"HEAD", b"DELETE", b"OPTIONS", b"TRACE"})
 IDEMPOTENT = frozenset({b"GET", b"HEAD", b"PUT", b"DELETE", b"OPTIONS", b"TRACE"})
 NO_LENGTH = -1  # the body is chunked
 _MEMO_BYTES, _MEMO_HEADS = 1024, 512
@@ -297,6 +302,7 @@ class RequestHead:
     carries_key = False  # whether the client sent a key of a service anywhere in the head
     found_key = b""  # the first such key, except those that a browser sends by itself
     places: frozenset[str] = frozenset()  # the request must stay in all of them
+    plain = False  # whether it has no field that the gateway treats in a special way
 
     def __init__(self, method: bytes, target: bytes, version: int, fields: bytes) -> None:
         self.method = method
@@ -305,6 +311,13 @@ class RequestHead:
         self.close = version == 0
         self.idempotent = method in IDEMPOTENT
         self.fields = fields
+
+    def with_target(self, target: bytes) -> "RequestHead":
+        """Return the same head with another target."""
+        head = RequestHead.__new__(RequestHead)
+        head.__dict__.update(self.__dict__)
+        head.target = target
+        return head
 
     def get_header(self, name: bytes) -> bytes:
         """Return the value of the first field with this name, which must be in lower case. The
@@ -328,6 +341,10 @@ class RequestHead:
         )
 
 
+# the attributes that are set on the head of a request without a field that is treated specially
+_PLAIN = {*vars(RequestHead(b"GET", b"/", 1, b"")), "connection", "host", "length"}
+
+
 class ResponseHead:
     """The head of a response. `fields` is the status line and the fields that are passed on to the
     client, each with its CRLF. Responses whose heads have the same bytes share one object.
@@ -344,34 +361,81 @@ class ResponseHead:
         self.upgrade = b""
 
 
+class _Fields:
+    """The parsed head of a request, for those that differ from it only in the target and the length
+    of the body. `before` and `after` are the fields around the digits of this length.
+    """
+
+    __slots__ = ("after", "before", "head")
+
+    def __init__(self, head: RequestHead) -> None:
+        self.head = head
+        digits = _DIGITS.search(b"\r\n" + head.fields) if head.length > 0 else None
+        self.before = self.after = b""
+        if digits is not None:
+            self.before = head.fields[: digits.start(1) - 2]
+            self.after = head.fields[digits.end(1) - 2 :]
+
+    def make_head(self, target: bytes, digits: bytes) -> RequestHead:
+        head = self.head.with_target(target)
+        if digits:
+            head.fields = self.before + digits + self.after
+            head.length = int(digits)
+        return head
+
+
 class HeadMemo:
     """Caches parsed heads: clients and replicas repeat heads, and a look-up takes a tenth of the
-    time that parsing takes. Heads with credentials are not cached.
+    time that parsing takes. Heads with credentials are not cached. The heads of a client's requests
+    often differ only in the target and the length of the body, so the rest is cached, too.
     """
 
     def __init__(self, limits: GatewayLimits, own: OwnValues | None = None) -> None:
         self.limits = limits
         self.own = own or OwnValues()
         self._requests: dict[bytes, RequestHead] = {}
+        # by the method, the version, and all fields without the digits of the body's length
+        self._fields: dict[tuple[bytes, bytes, bytes, bytes], _Fields] = {}
         self._responses: dict[bytes, ResponseHead] = {}
 
     def parse_request(self, data: bytes) -> RequestHead:
         """Raises HeadError."""
         head = self._requests.get(data)
-        if head is None:
-            kept, keys, carries = self.own.remove(data)
-            head = parse_request(kept, self.limits)
-            if carries:
-                head.carries_key = True
-                head.found_key = keys[0] if keys else b""
-            elif (
-                kept is data
-                and len(data) <= _MEMO_BYTES
-                and not (head.authorization or head.api_key)
-            ):
-                if len(self._requests) >= _MEMO_HEADS:
-                    self._requests.clear()
-                self._requests[data] = head
+        if head is not None:
+            return head
+        key = digits = None
+        if len(data) <= _MEMO_BYTES and (line := _LINE.match(data)) is not None:
+            method, target, minor = line.groups()
+            at, length = line.end() - 2, None
+            if method not in _WITHOUT_BODY:
+                length = _DIGITS.search(data, at)
+            if length is None:
+                key, digits = (method, minor, data[at:], b""), b""
+            else:
+                key = (method, minor, data[at : length.start(1)], data[length.end(1) :])
+                digits = length[1]
+            known = self._fields.get(key)
+            if known is not None and not self.own.may_hold(target):
+                return known.make_head(target, digits)
+        return self._parse_request(data, key, bool(digits))
+
+    def _parse_request(
+        self, data: bytes, key: tuple[bytes, bytes, bytes, bytes] | None, states_length: bool
+    ) -> RequestHead:
+        """Parse a head that is not cached, and cache it if it may be."""
+        kept, keys, carries = self.own.remove(data)
+        head = parse_request(kept, self.limits)
+        if carries:
+            head.carries_key = True
+            head.found_key = keys[0] if keys else b""
+        elif key is not None and kept is data and not (head.authorization or head.api_key):
+            if len(self._requests) >= _MEMO_HEADS:
+                self._requests.clear()
+            self._requests[data] = head
+            if not states_length or head.length > 0:
+                if len(self._fields) >= _MEMO_HEADS:
+                    self._fields.clear()
+                self._fields[key] = _Fields(head)
         return head
 
     def parse_response(self, data: bytes, method: bytes) -> ResponseHead:
@@ -419,6 +483,7 @@ def parse_request(head: bytes, limits: GatewayLimits) -> RequestHead:
     if request.connection or request.upgrade:
         _read_connection(request)
     _settle_length(request, length, coding)
+    request.plain = request.__dict__.keys() <= _PLAIN
     return request
 
 

@@ -101,6 +101,8 @@ def make_plain(target: bytes) -> bytes:
     """Return the target with its path normalised as most programs do: `//v1/../v1/%61` becomes
     `/v1/a`.
     """
+    if not _UNUSUAL.search(target):
+        return target
     path, mark, query = target.partition(b"?")
     if not _UNUSUAL.search(path):
         return target

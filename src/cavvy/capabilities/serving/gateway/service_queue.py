@@ -115,6 +115,9 @@ class ServiceQueue:
         self.keys = ServiceKeys(route.keys, route.keyed, now)
         self.rates = ServiceRates(route.rates)
         self.guarded = bool(self.keys or self.rates)
+        # whether requests need nothing but a replica: `plain` until they are open, `_simple` then
+        needs = self.guarded or route.closed or route.fallbacks or route.adapters is not None
+        self.plain = not needs
         # tells the replica which part of the path it does not get
         removed = route.removed_prefix.encode()
         self.prefix_field = b"X-Forwarded-Prefix: %b\r\n" % removed if removed else b""
@@ -136,6 +139,9 @@ class ServiceQueue:
         self._caches: CacheRouter | None = None
         if routing is not None and routing.by == "cache":
             self._caches = CacheRouter(routing.cache_tokens or CACHE_TOKENS, routing.shared)
+        self._simple = not (
+            self.limits or route.adapters or route.batch or route.canary or routing
+        ) and (self._fair is None and not route.reads_body)
         self._cold_starts = ColdStarts(route.cold_start_s)
         self._bound = BoundArrivals()
         self._replicas: list[ReplicaPool] = []
@@ -170,20 +176,13 @@ class ServiceQueue:
             exchange.entry = self.current.entry
             exchange.entry.enter(exchange)
             return
-        if not self._is_read(exchange) or (exchange.response_id and self._seeks(exchange)):
+        if self._simple and exchange.meter is None and not exchange.response_id:
+            exchange.admitted = True
+        elif not self._prepare(exchange):
             return
-        if self.limits and self._refuse_tokens(exchange, exchange.meter):
-            return
-        exchange.admitted = True
         if self._removed:
             exchange.sink.answer(_NO_SERVICE)
             return
-        if (refused := self._find_adapter(exchange)) is not None:
-            self.refuse()
-            exchange.sink.answer(refused)
-            return
-        if exchange.response_id:
-            self._bind(exchange)
         self.counters.record_arrival(_count_tokens(exchange))
         if exchange.places:
             self._bound.add(exchange.places, exchange.arrived_at)
@@ -199,6 +198,23 @@ class ServiceQueue:
         self._wait(exchange, exchange.arrived_at)
         if self.batches is not None and self._count_free():
             self._dispatch()  # the batch that waits for others may be large enough now
+
+    def _prepare(self, exchange: Exchange) -> bool:
+        """Find out what decides about the request and its replica. Return False if a part of this
+        has not arrived yet, or if the request was refused.
+        """
+        if not self._is_read(exchange) or (exchange.response_id and self._seeks(exchange)):
+            return False
+        if self.limits and self._refuse_tokens(exchange, exchange.meter):
+            return False
+        exchange.admitted = True
+        if not self._removed and (refused := self._find_adapter(exchange)) is not None:
+            self.refuse()
+            exchange.sink.answer(refused)
+            return False
+        if exchange.response_id:
+            self._bind(exchange)
+        return True
 
     def leave(self, exchange: Exchange) -> None:
         """Forget a request whose client has disconnected. If a replica has the request, only the
@@ -396,6 +412,13 @@ class ServiceQueue:
         """Record a complete response of a replica."""
         taken_s = work_s = now - exchange.started_at
         tokens = _count_tokens(exchange)
+        if self._simple and not exchange.members:
+            if not exchange.failed:
+                self._line.record(tokens, taken_s)
+            arrived_at = exchange.arrived_at
+            self.counters.record_answer(arrived_at, exchange.started_at, now, taken_s, tokens)
+            self.counters.slow += now - arrived_at > self.slow_s
+            return
         batches, members = self.batches, exchange.members
         if batches is None and not exchange.failed:
             self._line.record(tokens, taken_s)
@@ -418,6 +441,24 @@ class ServiceQueue:
     def _free(self, pool: ReplicaPool, exchange: Exchange, now: float) -> None:
         """Free a slot of the replica, and give the slot to the first waiting request."""
         self.counters.change_in_flight(-1, now, exchange.started_at)
+        if self._simple and exchange.is_bare:
+            pool.work.end(exchange.key_id, now)
+        else:
+            self._free_rest(pool, exchange, now)
+        pool.in_flight -= 1
+        if pool.draining:
+            if not pool.in_flight:
+                self._draining.discard(pool)
+            return
+        room = not pool.cooling and pool.in_flight < pool.concurrency
+        waiting = self._find_waiting(pool) if self._waiting and room else None
+        if waiting is None or self._is_early(waiting, pool):
+            self._set_load(pool)
+        else:
+            self._start(self._take(waiting), pool, now)
+
+    def _free_rest(self, pool: ReplicaPool, exchange: Exchange, now: float) -> None:
+        """Free what the request has besides its slot: its share of caches, adapters and limits."""
         if exchange.visit is not None:
             exchange.visit.end()
             exchange.visit = None
@@ -434,17 +475,6 @@ class ServiceQueue:
             if self._fair is not None:
                 used = _ONE_TOKEN if each.meter is None else each.meter.used
                 self._fair.end(each.key_id, each.fair_cost, used.prompt, used.completion)
-        pool.in_flight -= 1
-        if pool.draining:
-            if not pool.in_flight:
-                self._draining.discard(pool)
-            return
-        room = not pool.cooling and pool.in_flight < pool.concurrency
-        waiting = self._find_waiting(pool) if self._waiting and room else None
-        if waiting is None or self._is_early(waiting, pool):
-            self._set_load(pool)
-        else:
-            self._start(self._take(waiting), pool, now)
 
     def _requeue(self, exchange: Exchange, now: float) -> None:
         """Put a request back at the front of the queue, because no replica has received the
@@ -728,6 +758,9 @@ class ServiceQueue:
 
     def _choose(self, exchange: Exchange) -> int:
         loads: Sequence[int] = self._loads
+        if self._simple and not exchange.is_bound:
+            self._turn = self._turn + 1 if self._turn + 1 < len(loads) else 0
+            return choose_least(loads, self._turn)
         if exchange.avoid is not None:
             pairs = zip(loads, self._replicas, strict=True)
             loads = [FULL if self._avoids(exchange, pool) else load for load, pool in pairs]

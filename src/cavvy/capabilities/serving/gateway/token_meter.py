@@ -200,10 +200,12 @@ def meter_tokens(exchange: Exchange, engine: EngineTerms, target: bytes, model: 
     """Count the tokens of a request if its target is a route of engines, or any route if tokens are
     limited: engines have further routes for prompts, such as vLLM's `/invocations`. A request for a
     response that a replica keeps gets the ID of this response."""
-    exchange.response_id = read_response_id(target)
+    target = make_plain(target)
+    if b"/responses/" in target:
+        exchange.response_id = read_response_id(target)
     if exchange.head.method != b"POST":
         return
-    route = ROUTES.get(make_plain(target).partition(b"?")[0], _OTHER if engine.limited else None)
+    route = ROUTES.get(target.partition(b"?")[0], _OTHER if engine.limited else None)
     if route is not None and exchange.entry.route.batch is None:
         if route is not _OTHER and engine.models:  # nothing remains of what a lost replica did
             exchange.permit_repeat()
