@@ -78,6 +78,8 @@ NOT_RUN = {
     ("guides/access.md", "cavvy forward digits"): "a node that is another machine",
     ("guides/access.md", "ssh digits"): "OpenSSH reads the home folder of /etc/passwd",
     ("guides/backup.md", "sudo -Hu cavvy"): "systemd, docker or kubectl",
+    ("guides/backup.md", "docker compose up"): "docker",
+    ("guides/audit.md", "file=/var/log"): "a server of a team, and jq",
     ("guides/console.md", "cavvy console --listen 0"): "a certificate",
     ("guides/console.md", "cavvy console --listen 127"): "a port that may be in use",
     ("guides/console.md", "ssh -t"): "another machine",
