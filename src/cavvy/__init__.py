@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from cavvy.capabilities.functions.errors import NotSendable as NotSendable
     from cavvy.capabilities.functions.errors import WorkerLost as WorkerLost
     from cavvy.capabilities.functions.image import FunctionImage as Image
+    from cavvy.capabilities.functions.state.objects import Dict as Dict
+    from cavvy.capabilities.functions.state.objects import Queue as Queue
     from cavvy.capabilities.sandboxes.errors import IsolationMissing as IsolationMissing
     from cavvy.capabilities.sandboxes.errors import SandboxEnded as SandboxEnded
     from cavvy.capabilities.sandboxes.errors import SandboxError as SandboxError

@@ -12,8 +12,14 @@ SENSITIVE = {
     ("POST", "/v1/projects/{project}/apps/{name}/functions/{function}"): {
         *("member", "operator", "admin"),
     },
+    ("POST", "/v1/projects/{project}/dicts/{name}"): {"member", "operator", "admin"},
+    ("DELETE", "/v1/projects/{project}/dicts/{name}"): {"member", "operator", "admin"},
+    ("POST", "/v1/projects/{project}/queues/{name}"): {"member", "operator", "admin"},
+    ("DELETE", "/v1/projects/{project}/queues/{name}"): {"member", "operator", "admin"},
 }
 READS = {
+    "/v1/projects/{project}/dicts": ("path", "view"),
+    "/v1/projects/{project}/queues": ("path", "view"),
     "/v1/projects/{project}/apps": ("path", "view"),
     "/v1/projects/{project}/apps/{name}": ("path", "view"),
     "/v1/projects/{project}/apps/{name}/calls": ("path", "view"),

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
 NAME = "notice.sock"
 LONGEST = 100  # maximum bytes of a path; the kernel takes 107, and some programs add a suffix
 BACKLOG = 64
-LONGEST_LINE = 65536
-MOST_DRAINED = 64  # pieces of LONGEST_LINE that are read after the work has ended
-LONGEST_WAIT = 1024 * 1024  # bytes queued for a slow reader before it is disconnected
+PIECE = 65536
+MOST_DRAINED = 64  # pieces that are read after the work has ended
+# maximum bytes of a line: a value of a dict or queue has 1 MiB, and is written in base64
+LONGEST_LINE = 2 * 1024 * 1024
+LONGEST_WAIT = 4 * 1024 * 1024  # bytes queued for a slow reader before it is disconnected
 REMARK = "a line that the task sent to $CAVVY_NOTICE"
 
 # the longest time for saving a checkpoint, in seconds, that a task may report
@@ -198,7 +200,7 @@ class NotificationListener:
         if self._connection is None:
             return False
         try:
-            data = self._connection.recv(LONGEST_LINE)
+            data = self._connection.recv(PIECE)
         except BlockingIOError:
             return False
         except OSError:

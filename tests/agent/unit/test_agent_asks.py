@@ -50,8 +50,9 @@ def make_asks() -> tuple[asks.TaskAsks, list[Callable[[], None]]]:
     return asks.TaskAsks(link), later  # type: ignore[arg-type]
 
 
-def ask(name: str, place: str = "slurm/submit") -> ConfigFields:
-    return ConfigFields({"id": name, "to": place, "body": '{"a": 1}'}, "a line")
+def ask(name: str, place: str = "slurm/submit", lane: str = "") -> ConfigFields:
+    body = '{"a": 1}'
+    return ConfigFields({"id": name, "to": place, "body": body, "lane": lane}, "a line")
 
 
 def test_asks_are_sent_one_after_the_other(opened: list[Connection]) -> None:
@@ -72,6 +73,19 @@ def test_asks_are_sent_one_after_the_other(opened: list[Connection]) -> None:
     second.replied(502, b"<html>")
     assert answers[1]["answer"]["status"] == 502
     assert "502" in answers[1]["answer"]["body"]["message"]
+
+
+def test_asks_of_other_lanes_do_not_wait(opened: list[Connection]) -> None:
+    waiting, _ = make_asks()
+    answers: list[dict[str, Any]] = []
+    for name, lane in (("1", "a"), ("2", "b"), ("3", "a")):
+        waiting.add(ask(name, "state/queue", lane), answers.append)
+    first, second = opened
+    second.replied(200, b"{}")
+    first.replied(200, b"{}")
+    assert [each["answer"]["id"] for each in answers] == ["2", "1"]
+    opened[2].replied(200, b"{}")
+    assert waiting._lanes == {}  # nothing is kept of a lane without asks
 
 
 def test_a_server_that_is_not_reached_is_told(opened: list[Connection]) -> None:

@@ -494,6 +494,41 @@ def test_kept_calls_outlive_processes_the_job_and_the_server(home: Path, tmp_pat
         cavvy.FunctionCall.from_id(first.split()[0]).get(timeout=10)
 
 
+def test_functions_share_dicts_and_queues(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("""
+import os, signal
+import cavvy
+
+app = cavvy.App("sharing")
+work, scores = cavvy.Queue("work"), cavvy.Dict("scores")
+
+@app.function(max_replicas=2)
+def score(results):
+    with_size = 0
+    while (item := work.get(timeout=60)) is not None:
+        scores[item] = item * item
+        results.put(bytes(300_000))
+        with_size += 1
+    return with_size
+
+@app.main()
+def main():
+    from cavvy.client.state import read_server
+    with cavvy.Queue.ephemeral() as results:
+        calls = [score.spawn(results) for _ in range(2)]
+        work.put_many(range(10))
+        results.get()
+        os.kill(read_server(os.environ["CAVVY_HOME"]).pid, signal.SIGKILL)
+        work.put_many([10, *[None] * 2])
+        print(sum(cavvy.FunctionCall.gather(*calls)), results.len())
+    print(sorted(scores.items())[-1], len(scores), work.len())
+    scores.clear()
+""")
+    command = [sys.executable, "-m", "cavvy", "run", "app.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["11 10", "(10, 100) 11 0"], done.stderr
+
+
 def test_dev_calls_main_again_when_a_file_is_saved(home: Path, tmp_path: Path) -> None:
     app = tmp_path / "app.py"
     app.write_text(

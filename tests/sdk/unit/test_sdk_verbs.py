@@ -47,8 +47,8 @@ REASONS = {
     "it belongs to a capability, which the package does not need: the API returns the same": (
         *("curves", "log"),
     ),
-    "Python has an interface of its own for it: `cavvy.App` and `cavvy.Sandbox`": (
-        *("apps", "sandbox"),
+    "Python has an interface of its own for it: `cavvy.App`, `Dict`, `Sandbox`": (
+        *("apps", "sandbox", "state"),
     ),
     "it opens a terminal, a browser or a connection": (
         *("top", "console", "dev", "exec", "ssh", "cp", "forward", "chat"),

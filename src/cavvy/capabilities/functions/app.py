@@ -216,7 +216,7 @@ class Function:
     def _remote_aio(self, *args: Any, **kwargs: Any) -> Any:
         run = self.app.running()
         if self.is_generator:
-            return _iterate(lambda: run.stream(self, args, kwargs))
+            return iterate_async(lambda: run.stream(self, args, kwargs))
         return run.call_async(self, args, kwargs)
 
     def _map(
@@ -235,7 +235,7 @@ class Function:
         )
 
     def _map_aio(self, *items: Iterable[Any], **options: Any) -> AsyncIterator[Any]:
-        return _iterate(lambda: self._map(*items, **options))
+        return iterate_async(lambda: self._map(*items, **options))
 
     def _starmap(
         self,
@@ -256,7 +256,7 @@ class Function:
         )
 
     def _starmap_aio(self, items: Iterable[Sequence[Any]], **options: Any) -> AsyncIterator[Any]:
-        return _iterate(lambda: self._starmap(items, **options))
+        return iterate_async(lambda: self._starmap(items, **options))
 
     def _for_each(
         self,
@@ -638,7 +638,7 @@ async def _wait_for(awaitable: Awaitable[_T]) -> _T:
     return await awaitable
 
 
-async def _iterate(make: Callable[[], Iterator[_T]]) -> AsyncIterator[_T]:
+async def iterate_async(make: Callable[[], Iterator[_T]]) -> AsyncIterator[_T]:
     """Yield the values of an iterator that blocks."""
     import asyncio
 

@@ -3,6 +3,7 @@
 from cavvy.frame.capability import Capability, Command, Export, OwnTables
 
 _APP = "cavvy.capabilities.functions.app"
+_STATE = "cavvy.capabilities.functions.state"
 _ERRORS = "cavvy.capabilities.functions.errors"
 CAPABILITY = Capability(
     name="functions",
@@ -16,6 +17,13 @@ CAPABILITY = Capability(
             after="edge model unserve services deploy",
         ),
         Command(
+            name="state",
+            place=f"{_STATE}.command:command",
+            summary="List and remove the dicts and queues of a project.",
+            section="Serve requests",
+            after="apps edge model unserve services deploy",
+        ),
+        Command(
             name="import",
             place="cavvy.capabilities.functions.import_command:command",
             summary="Rewrite a Python script that uses modal for Cavvy.",
@@ -25,18 +33,25 @@ CAPABILITY = Capability(
     ),
     callers=("cavvy.capabilities.functions.apps_command:call_function",),
     docs=("concepts/functions.md",),
-    routes=("cavvy.capabilities.functions.routes:router",),
+    routes=(
+        "cavvy.capabilities.functions.routes:router",
+        f"{_STATE}.routes:router",
+        f"{_STATE}.routes:agent_router",
+    ),
+    own_tokens=("/agent/v1/asks/state",),
     errors="cavvy.capabilities.functions",
     tables=OwnTables(
         "cavvy.capabilities.functions",
-        of_projects=("function_jobs", "function_calls"),
+        of_projects=("function_jobs", "function_calls", "state_objects"),
         snapshots=("function_jobs",),
     ),
     reconcilers=("cavvy.capabilities.functions.dispatcher:FunctionCalls",),
     exports=(
         Export("App", f"{_APP}:App"),
+        Export("Dict", f"{_STATE}.objects:Dict"),
         Export("Function", f"{_APP}:Function"),
         Export("FunctionCall", "cavvy.capabilities.functions.calls:FunctionCall"),
+        Export("Queue", f"{_STATE}.objects:Queue"),
         Export("Image", "cavvy.capabilities.functions.image:FunctionImage"),
         Export("current_call_key", f"{_APP}:current_call_key"),
         Export("enter", f"{_APP}:enter"),

@@ -42,6 +42,7 @@ from cavvy.capabilities.functions.rows import (
     FunctionRows,
     StoredPart,
 )
+from cavvy.capabilities.functions.state.rows import StateRows
 from cavvy.capabilities.functions.tunnel import reach_broker
 from cavvy.client.paths import make_key
 from cavvy.client.tunnel import NodeTunnel, RemoteError, TunnelCarrier, TunnelLost
@@ -121,7 +122,9 @@ class FunctionCalls(StandingReconciler):
                 each.cancel()
 
     async def sweep(self) -> None:
-        await self.rows.expire(self._parts.clock.now() - _KEPT)
+        now = self._parts.clock.now()
+        await self.rows.expire(now - _KEPT)
+        await StateRows(*self._parts.store.database).sweep(now)
 
     async def is_needed(self) -> bool:
         return bool(await self.rows.list_apps())

@@ -36,6 +36,7 @@ _ON_NODES = (
     "__init__", "app", "calls", "capability", "errors", "frames", "image", "link", "options",
     "payload",
 )  # fmt: skip
+_STATE = ("__init__", "asking", "objects")
 _PACKAGE = Path(__file__).parents[2]  # of cavvy
 _ALONE_S = 60.0  # after which the job of a program ends that is gone
 _MOST_ENDED = 4
@@ -336,6 +337,7 @@ def list_runtime() -> dict[str, Path]:
     listed += sorted((_PACKAGE / "frame").glob("*.py"))
     listed += [Path(__file__).parent / f"{name}.py" for name in _ON_NODES]
     listed += sorted((Path(__file__).parent / "on_node").glob("*.py"))
+    listed += [Path(__file__).parent / "state" / f"{name}.py" for name in _STATE]
     found = {f"{ROOT}/cavvy/{each.relative_to(_PACKAGE).as_posix()}": each for each in listed}
     with suppress(ImportError):
         import cloudpickle  # type: ignore[import-untyped,unused-ignore]
