@@ -11,6 +11,7 @@ later are not played. What they and other causes change is learned from earlier 
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from math import ceil, exp, inf, log
+from operator import add, sub
 from typing import TYPE_CHECKING
 
 from cavvy.domain.values import Struct, field
@@ -78,32 +79,43 @@ class RunTimes:
         self._groups: Mapping[tuple[str, ...], Sequence[PastGang]] = groups
         self._random = random
         self._curves: dict[tuple[tuple[str, ...], int], _Curve] = {}
+        self._of_kinds: dict[tuple[GangKind, int], list[_Curve | None]] = {}  # by `_keys_of`
 
     def draw(self, gang: PlannedGang, replica: int) -> float:
         """Return for how many seconds from now the gang may hold its nodes, or infinity if nothing
         is known about gangs like it."""
-        draw, age_s = self._random.random, gang.age_s
-        for key in _keys_of(gang.kind):
-            if (key, replica) not in self._curves:
-                self._curves[key, replica] = self._resample(self._groups.get(key, ()))
-            curve = self._curves[key, replica]
-            if key and draw() * (curve.ended + _TRUST) >= curve.ended:
+        draw, age_s, at = self._random.random, gang.age_s, (gang.kind, replica)
+        curves = self._of_kinds.get(at)
+        if curves is None:
+            keys = _keys_of(gang.kind)
+            curves = self._of_kinds[at] = [self._curves.get((key, replica)) for key in keys]
+        for place, curve in enumerate(curves):
+            if curve is None:
+                curve = curves[place] = self._find_curve(_keys_of(gang.kind)[place], replica)
+            if place < _WIDEST and draw() * (curve.ended + _TRUST) >= curve.ended:
                 continue
             seconds = curve.draw(age_s, 1.0 - draw())
             if seconds is not None:
                 return max(0.0, min(seconds, gang.most_s) - gang.age_s)
             age_s = max(age_s, curve.longest_s)
-        if gang.most_s < inf and not self._curves[(), replica].ended:
+        all_gangs = self._find_curve((), replica)
+        if not all_gangs.ended:
             # users ask for more than they need: any part of it is as likely
-            return draw() * max(0.0, gang.most_s - gang.age_s)
-        if not self._curves[(), replica].ended:
-            return inf
+            return draw() * max(0.0, gang.most_s - gang.age_s) if gang.most_s < inf else inf
         # It runs longer than all that have ended. As in a Pareto distribution with the index 1,
         # half of such gangs run for more than twice the time.
         return max(0.0, min(age_s / (1.0 - draw()), gang.most_s) - gang.age_s)
 
+    def _find_curve(self, key: tuple[str, ...], replica: int) -> "_Curve":
+        if (key, replica) not in self._curves:
+            self._curves[key, replica] = self._resample(self._groups.get(key, ()))
+        return self._curves[key, replica]
+
     def _resample(self, group: Sequence[PastGang]) -> "_Curve":
         return _Curve(self._random.choices(group, k=len(group)) if group else ())
+
+
+_WIDEST = 2  # the place of the key of all gangs in `_keys_of`
 
 
 def _keys_of(kind: GangKind) -> Sequence[tuple[str, ...]]:
@@ -294,11 +306,14 @@ def _start_in_order(
 
     resting: list[int] = []
     for place, job in enumerate(line):
-        if is_resting(place):
+        if job.rests_s and is_resting(place):
             resting.append(place)
             continue
         start = _start(job, lanes, limits)
-        while (woken := next((at for at in resting if not is_resting(at)), None)) is not None:
+        while (
+            resting
+            and (woken := next((at for at in resting if not is_resting(at)), None)) is not None
+        ):
             resting.remove(woken)
             yield woken, *_start(line[woken], lanes, limits)
             start = _start(job, lanes, limits)
@@ -317,21 +332,24 @@ def _start(
         earliest = max(earliest, limits[name].find(amount))
     if earliest == inf:
         return inf, (), None
+    if len(job.demands) == 1:
+        demand = job.demands[0]
+        hosts = lanes[demand.lane].wait_for(demand, earliest)
+        return (lanes[demand.lane].now, hosts, demand) if hosts else (inf, (), None)
     for demand in job.demands:
         lanes[demand.lane].advance(earliest)
     open_demands = list(job.demands)
-    freed: int | None = None
     while open_demands:
         number = min((each.lane for each in open_demands), key=lambda each: lanes[each].now)
         lane = lanes[number]
         for demand in open_demands:
             if demand.lane != number:
                 continue
-            if hosts := lane.find(demand, freed if len(job.demands) == 1 else None):
+            if hosts := lane.find(demand):
                 for other in job.demands:
                     lanes[other.lane].advance(lane.now)
                 return lane.now, hosts, demand
-        if (freed := lane.end_next()) is None:
+        if lane.end_next() is None:
             open_demands = [each for each in open_demands if each.lane != number]
     for demand in job.demands:
         lanes[demand.lane].now = inf
@@ -342,12 +360,15 @@ class _Lane:
     """The hosts of a lane in one play: what is free at the time `now`, and which parts end
     later."""
 
-    __slots__ = ("ends", "free", "now")
+    __slots__ = ("_looked", "_wanted", "ends", "free", "now")
 
     def __init__(self, free: Sequence[Amounts]) -> None:
         self.free = list(free)
         self.ends: list[tuple[float, int, Amounts]] = []
         self.now = 0.0
+        # heap of hosts: all others have less free than `_wanted`
+        self._wanted: Amounts = ()
+        self._looked: list[int] = []
 
     def advance(self, until: float) -> None:
         while self.ends and inf > self.ends[0][0] <= until:
@@ -360,21 +381,39 @@ class _Lane:
             return None
         at, host, amounts = heappop(self.ends)
         self.now = max(self.now, at)
-        self.free[host] = tuple(map(float.__add__, self.free[host], amounts))
+        self.free[host] = tuple(map(add, self.free[host], amounts))
+        heappush(self._looked, host)
         return host
 
-    def find(self, demand: LaneDemand, freed: int | None) -> Sequence[int]:
-        """Return hosts that have enough free, or nothing if they are too few. If only the host
-        `freed` has changed, and the job did not fit before, only this host is looked at."""
-        wanted = demand.amounts
-        if demand.nodes == 1:
-            looked = range(len(self.free)) if freed is None else (freed,)
-            return next(([host] for host in looked if _fits(wanted, self.free[host])), ())
-        hosts = [host for host, free in enumerate(self.free) if _fits(wanted, free)]
-        return hosts[: demand.nodes] if len(hosts) >= demand.nodes else ()
+    def wait_for(self, demand: LaneDemand, earliest: float) -> Sequence[int]:
+        """Advance to when there is enough free for the only demand of a job, and return the hosts,
+        or advance to the end of time and return nothing."""
+        self.advance(earliest)
+        hosts = self.find(demand)
+        while not hosts:
+            freed = self.end_next()
+            if freed is None:
+                self.now = inf
+                return ()
+            if _fits(demand.amounts, self.free[freed]):  # else no more hosts suffice than before
+                hosts = (freed,) if demand.nodes == 1 else self.find(demand)
+        self.advance(self.now)
+        return hosts
+
+    def find(self, demand: LaneDemand) -> Sequence[int]:
+        """Return hosts that have enough free, or nothing if they are too few."""
+        wanted, free = demand.amounts, self.free
+        if demand.nodes > 1:
+            hosts = [host for host, left in enumerate(free) if _fits(wanted, left)]
+            return hosts[: demand.nodes] if len(hosts) >= demand.nodes else ()
+        if wanted != self._wanted:
+            self._wanted, self._looked = wanted, [*range(len(free))]
+        while self._looked and not _fits(wanted, free[self._looked[0]]):
+            heappop(self._looked)
+        return self._looked[:1]
 
     def take(self, host: int, amounts: Amounts, until: float) -> None:
-        self.free[host] = tuple(map(float.__sub__, self.free[host], amounts))
+        self.free[host] = tuple(map(sub, self.free[host], amounts))
         heappush(self.ends, (until, host, amounts))
 
 
