@@ -5,7 +5,9 @@ The use of a project is stored with the GPUs that the project holds since the st
 it can be computed for any later time. It is stored again when the held GPUs change.
 """
 
-from collections import Counter, defaultdict
+import asyncio
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -41,8 +43,12 @@ from cavvy.scheduler.shares import (
 from cavvy.store.queue import PlacedRow, sort_rows
 from cavvy.store.sql import Store
 
-# How long the order of each thousand waiting jobs is used again, as all users may ask at once.
-FRESH = timedelta(milliseconds=50)
+# How long the order of each thousand waiting jobs is used again even if it has changed, as all
+# users may ask at once: to compute it takes about 15 ms.
+FRESH = timedelta(milliseconds=500)
+# How long the order is used again while nothing is written: the use of projects decays meanwhile,
+# and the delays of jobs end.
+UNCHANGED = timedelta(seconds=1)
 _MOST_KNOWN = 100_000  # waiting jobs whose accelerators are kept
 _AT_ONCE = 1000  # jobs that are read at once
 _FEW = 64  # jobs that a pass may start which reads only the first jobs of each project
@@ -203,6 +209,40 @@ def _key_of(row: QueueRow) -> _LineKey:
     return row.array, "" if row.array is not None else row.project
 
 
+class OrderedQueue:
+    """All waiting jobs in their order, as they were at the time `at`. `mark` is that of the
+    database, see `SqlQueue.mark`. What requests ask is found without a walk along the line."""
+
+    def __init__(
+        self, rows: Sequence[QueueRow], book: ShareBook, at: datetime, mark: object
+    ) -> None:
+        self.rows, self.book, self.at, self.mark = rows, book, at, mark
+        self.places: dict[str, int] = {}  # of each job
+        self.firsts: dict[str, str] = {}  # the ID of the first job of each array
+        self.absent: set[str] = set()  # jobs that were asked for, and did not wait
+        places_of: defaultdict[str, list[int]] = defaultdict(list)
+        for place, row in enumerate(rows):
+            self.places[row.id] = place
+            places_of[row.project].append(place)
+            if row.array is not None:
+                self.firsts.setdefault(row.array, row.id)
+        self._places_of = sorted(places_of.items())  # of the jobs of each project
+
+    def is_fresh(self, job_ids: Collection[str], now: datetime) -> bool:
+        """Return whether the order may be used again without a look at the mark."""
+        return self.knows(job_ids) and now - self.at < len(self.rows) // 1000 * FRESH
+
+    def knows(self, job_ids: Collection[str]) -> bool:
+        """Return whether none of these jobs may have arrived since."""
+        return all(each in self.places or each in self.absent for each in job_ids)
+
+    def find(self, job_id: str) -> QueuePlace:
+        """Return the place of a job of the line."""
+        place = self.places[job_id]
+        counts = ((name, bisect_left(own, place)) for name, own in self._places_of)
+        return QueuePlace(place + 1, {name: count for name, count in counts if count})
+
+
 class FairQueue:
     """The order of the waiting jobs of all projects."""
 
@@ -210,11 +250,8 @@ class FairQueue:
         self._store = store
         self.half_life = half_life
         self.min_run = min_run  # of work before its nodes are reclaimed for a quota
-        self._line: Sequence[QueueRow] = ()  # all waiting jobs, in order
-        self._book = ShareBook()
-        self._places: Mapping[str, int] = {}
-        self._absent: set[str] = set()  # jobs that were asked for, and were not waiting
-        self._lined_up = datetime.min.replace(tzinfo=UTC)
+        self._line = OrderedQueue((), ShareBook(), datetime.min.replace(tzinfo=UTC), None)
+        self._lining_up = asyncio.Lock()
         self._rules: Mapping[str, tuple[ProjectPolicy, ShareRule]] = {}  # by project
         self._accelerators: dict[str, tuple[str, ...]] = {}  # of waiting jobs, by their ID
 
@@ -256,39 +293,35 @@ class FairQueue:
         waiting come last. The places in a long queue may be a moment old.
         """
         line = await self.line_up(job_ids, now)
-        places = sorted(self._places[each] for each in job_ids if each in self._places)
-        found: dict[str, QueuePlace] = {}
-        ahead: Counter[str] = Counter()
-        done = 0
-        for place in places:
-            ahead.update(row.project for row in line[done:place])
-            found[line[place].id] = QueuePlace(place + 1, dict(ahead))
-            done = place
-        return found
+        return {each: line.find(each) for each in job_ids if each in line.places}
 
     async def find_next(self, array_ids: Collection[str], now: datetime) -> Mapping[str, str]:
         """Return for each of the arrays that have jobs in the queue the ID of its first one."""
-        first: dict[str, str] = {}
-        for row in await self.line_up((), now) if array_ids else ():
-            if row.array is not None and row.array in array_ids:
-                first.setdefault(row.array, row.id)
-        return first
+        firsts = (await self.line_up((), now)).firsts if array_ids else {}
+        return {each: firsts[each] for each in array_ids if each in firsts}
 
-    async def line_up(self, job_ids: Collection[str], now: datetime) -> Sequence[QueueRow]:
-        """Return all waiting jobs in their order. A moment old order is computed again for a job
-        that may have arrived since."""
-        fresh = now - self._lined_up < len(self._line) // 1000 * FRESH
-        if not fresh or any(
-            each not in self._places and each not in self._absent for each in job_ids
-        ):
-            self._book, _ = await self._read_book(now)
-            rows = await self._name_accelerators(await self._store.queue.rows(now), self._book)
-            turns = [*give_turns(rows, self._book)]
-            self._line = [each.row for each in sorted(turns, key=lambda turn: bool(turn.limit))]
-            self._places = {row.id: place for place, row in enumerate(self._line)}
-            self._absent = {each for each in job_ids if each not in self._places}
-            self._lined_up = now
-        return self._line
+    async def line_up(self, job_ids: Collection[str], now: datetime) -> OrderedQueue:
+        """Return all waiting jobs in their order. The order is computed again only if something may
+        have changed it, or for a job that may have arrived since. That of a long queue may be a
+        moment old."""
+        if self._line.is_fresh(job_ids, now):
+            return self._line
+        async with self._lining_up:
+            line = self._line
+            if line.is_fresh(job_ids, now):
+                return line
+            mark = await self._store.queue.mark()
+            if mark != line.mark or now - line.at >= UNCHANGED or not line.knows(job_ids):
+                line = await self._line_up(job_ids, now, mark)
+            return line
+
+    async def _line_up(self, job_ids: Collection[str], now: datetime, mark: object) -> OrderedQueue:
+        book, _ = await self._read_book(now)
+        rows = await self._name_accelerators(await self._store.queue.rows(now), book)
+        turns = sorted(give_turns(rows, book), key=lambda turn: bool(turn.limit))
+        self._line = line = OrderedQueue([each.row for each in turns], book, now, mark)
+        line.absent = {each for each in job_ids if each not in line.places}
+        return line
 
     async def find_limit(self, job: JobRecord, gangs: Sequence[Attempt], now: datetime) -> str:
         """Return which limit keeps a running job from these further gangs, or "". They count beside
@@ -297,11 +330,6 @@ class FairQueue:
         row = make_row(job)
         shares = [share_of(each.offer, each.nodes, row.size) for each in gangs]
         return next((reason for each in shares if (reason := limits.refuse(row, each))), "")
-
-    @property
-    def book(self) -> ShareBook:
-        """The state of all projects by which the order was computed."""
-        return self._book
 
     async def list_standings(self, now: datetime) -> tuple[Sequence[ProjectStanding], ShareBook]:
         """Return where each project stands, and what this was computed from."""

@@ -188,11 +188,13 @@ def give_turns(
     same limit wait, too, so that large jobs are not passed for ever. If `brief` is set, these jobs
     are left out once a project has reached its limit of GPUs.
     """
-    tree = _Tree(book, rows)
+    rows = [*rows]
+    alone = all(row.project == rows[0].project for row in rows)
+    line = _LoneLine(rows) if alone else _Tree(book, rows)
     limits = ShareLimits(book)
-    while (row := tree.next_row()) is not None:
+    while (row := line.next_row()) is not None:
         reason = limits.find(row)
-        tree.end_turn(starts=not reason, full=limits.list_full(row) if brief and reason else ())
+        line.end_turn(starts=not reason, full=limits.list_full(row) if brief and reason else ())
         if not reason:
             limits.start(row)
         yield QueueTurn(row, reason)
@@ -389,7 +391,24 @@ class _Node:
         return bool(self.children or self.line)
 
 
+class _LoneLine:
+    """The waiting jobs of one project when no other project waits: there is nothing to compare."""
+
+    def __init__(self, rows: Iterable[QueueRow]) -> None:
+        self._rows = deque(rows)
+
+    def next_row(self) -> QueueRow | None:
+        return self._rows[0] if self._rows else None
+
+    def end_turn(self, *, starts: bool, full: Collection[str]) -> None:
+        self._rows.popleft()
+        if full:
+            self._rows.clear()
+
+
 class _Tree:
+    """The waiting jobs of several projects, which take turns."""
+
     def __init__(self, book: ShareBook, rows: Iterable[QueueRow]) -> None:
         self._book = book
         self._root = _Node(INSTALLATION, None, ShareRule())
@@ -510,7 +529,8 @@ class ShareLimits:
 
     def start(self, row: QueueRow) -> None:
         """Count a job as started."""
-        self._add(row.project, row.user, self._certain(row))
+        if self._bounds:
+            self._add(row.project, row.user, self._certain(row))
         if row.array is not None:
             self._members[row.array] += 1
 

@@ -128,6 +128,17 @@ class SqlQueue:
         self._write = write
         self._held = held
 
+    async def mark(self) -> object:
+        """Return a value that differs from the last one if anything was written since, by whichever
+        server. Values that are equal say that every read finds the same."""
+
+        def read(session: DatabaseSession) -> object:
+            if session.driver.is_sqlite:  # the number counts what others than the session write
+                return session, session.run("PRAGMA data_version").fetchall()[0][0]
+            return session.run("SELECT CAST(pg_current_snapshot() AS TEXT)").fetchall()[0][0]
+
+        return await self._read_brief(read)
+
     async def firsts(self, now: datetime) -> Sequence[PlacedRow]:
         """Return those jobs without a machine or pool that may start now which are the first of
         their array or, beside arrays, of their project.

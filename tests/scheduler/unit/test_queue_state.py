@@ -1,6 +1,7 @@
 """The queue and the capacity as estimates of starts need them (`control.decide.queue_state`)."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,7 +10,8 @@ import pytest
 
 from cavvy.control.decide.placement import MarketSnapshot
 from cavvy.control.decide.queue_state import GangRow, WaitingRow, make_queue_state
-from cavvy.control.start_estimator import StartEstimator
+from cavvy.control.fair_queue import OrderedQueue
+from cavvy.control.start_estimator import DatedEstimate, StartEstimator
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.elastic import NodeRange
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
@@ -188,31 +190,68 @@ async def _give(value: object) -> object:
     return value
 
 
+class Queue:
+    """An estimator for these waiting jobs and so many free hosts, and how often it has computed."""
+
+    def __init__(self, hosts: int, *jobs: JobRecord) -> None:
+        names = [f"h{number}" for number in range(hosts)]
+        free = [
+            Host(name=f"own/{name}", cpus=4, memory_mib=99, devices=tuple("abcd"), group="own/hall")
+            for name in names
+        ]
+        gpus = {"accelerator": "A100", "accelerator_memory_mib": 40960, "vcpus": 4}
+        offers = [offer(None, **gpus), *(offer(name, **gpus, memory_mib=99) for name in names)]
+        market = OfferedMarket(offers=offers, hosts=free, blind=("own",))
+        self.snapshot = MarketSnapshot(market=market, as_of=NOW)
+        self.jobs, self.computed, self.written = jobs, 0, 0
+        store = SimpleNamespace(
+            open_attempts=lambda: _give([]),
+            live_versions=lambda: _give({}),
+            find_jobs=lambda ids: _give(jobs),
+            allocations=lambda: _give([]),
+            queue=SimpleNamespace(ended_gangs=self._read_ended, mark=lambda: _give(self.written)),
+            maintenance=SimpleNamespace(reservations=lambda: _give([])),
+        )
+        pool = SimpleNamespace(market=lambda age: _give(self.snapshot), objections=lambda *_: ())
+        self.estimator = StartEstimator(cast(Any, store), cast(Any, pool), cast(Any, self))
+
+    async def _read_ended(self, limit: int) -> list[EndedGang]:
+        self.computed += 1
+        return []
+
+    async def line_up(self, job_ids: Sequence[str], now: datetime) -> OrderedQueue:
+        rows = [QueueRow(each.id, each.project, each.user, 4.0) for each in self.jobs]
+        return OrderedQueue(rows, ShareBook(), NOW, None)
+
+    def ask(self, *job_ids: str, after: timedelta = timedelta(0)) -> Mapping[str, DatedEstimate]:
+        return asyncio.run(self.estimator.estimate(job_ids, NOW + after))
+
+
 def start_at_once(hosts: int, *jobs: JobRecord) -> str:
     """Return which of these waiting jobs are expected to start now, if so many hosts are free."""
-    names = [f"h{number}" for number in range(hosts)]
-    free = [
-        Host(name=f"own/{name}", cpus=4, memory_mib=99, devices=tuple("abcd"), group="own/hall")
-        for name in names
-    ]
-    gpus = {"accelerator": "A100", "accelerator_memory_mib": 40960, "vcpus": 4, "memory_mib": 99}
-    offers = [offer(None, **gpus), *(offer(name, **gpus) for name in names)]
-    market = OfferedMarket(offers=offers, hosts=free, blind=("own",))
-    snapshot = MarketSnapshot(market=market, as_of=NOW)
-    store = SimpleNamespace(
-        open_attempts=lambda: _give([]),
-        live_versions=lambda: _give({}),
-        find_jobs=lambda ids: _give(jobs),
-        allocations=lambda: _give([]),
-        queue=SimpleNamespace(ended_gangs=lambda limit: _give([])),
-        maintenance=SimpleNamespace(reservations=lambda: _give([])),
-    )
-    line = [QueueRow(each.id, each.project, each.user, 4.0) for each in jobs]
-    pool = SimpleNamespace(market=lambda age: _give(snapshot), objections=lambda *_: ())
-    queue = SimpleNamespace(line_up=lambda *_: _give(line), book=ShareBook())
-    estimator = StartEstimator(cast(Any, store), cast(Any, pool), cast(Any, queue))
-    found = asyncio.run(estimator.estimate([each.id for each in jobs], NOW))
+    found = Queue(hosts, *jobs).ask(*(each.id for each in jobs))
     return " ".join(name for name, each in found.items() if each.likely == NOW)
+
+
+def test_all_requests_read_the_same_estimates_until_something_changes() -> None:
+    jobs = [job(f"j{number}") for number in range(200)]
+    queue, later = Queue(200, *jobs), 4 * timedelta(seconds=1)
+    assert {*queue.ask("j0"), *queue.ask("j1", "gone"), *queue.ask("j63", after=later)} == {
+        "j0",
+        "j1",
+        "j63",
+    }
+    assert queue.computed == 1
+    assert "j199" not in queue.ask("j199")  # a moment later, so many are not estimated again
+    assert "j199" in queue.ask("j199", after=later)
+    assert queue.computed == 2
+    queue.written = 1
+    assert queue.ask("j0", after=later + MINUTE / 60)
+    assert queue.computed == 2
+    assert queue.ask("j0", after=2 * later)
+    assert queue.computed == 3
+    queue.ask("j0", after=2 * later + MINUTE / 2)  # gangs have become older
+    assert queue.computed == 4
 
 
 def stretch(job: JobRecord, most: int, resized: int | None = None) -> JobRecord:

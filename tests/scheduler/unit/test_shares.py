@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cavvy.control.fair_queue import (
     FRESH,
+    UNCHANGED,
     FairQueue,
     QueuePlace,
     advance,
@@ -211,6 +212,11 @@ class LongLine(SqlQueue):
     def __init__(self, waiting: list[QueueRow]) -> None:
         self.waiting, self.reads, self.read_rows = waiting, 0, 0
 
+    written: object = None  # what was written last; by default, something is all the time
+
+    async def mark(self) -> object:
+        return self.written or object()
+
     async def rows(self, now: datetime) -> Sequence[QueueRow]:
         self.reads += 1
         return self.waiting
@@ -243,6 +249,29 @@ def test_the_places_in_a_long_queue_are_computed_once_a_moment() -> None:
     line.waiting.clear()
     assert find(QueueRow("new", "a", "u", 1), now + FRESH * 2) is None
     assert line.reads == 5
+
+
+def test_the_order_is_computed_again_only_if_something_was_written() -> None:
+    now = datetime(2030, 1, 1, tzinfo=UTC)
+    store = MemoryStore()
+    store.queue = line = LongLine([QueueRow(f"{n}", "a", "u", 1, f"r{n % 2}") for n in range(9)])
+    line.written, queue = "first", FairQueue(store, HOUR)
+
+    def find(*names: str, at: datetime = now) -> list[int]:
+        places = asyncio.run(queue.find_places(names, at))
+        return [places[each].position for each in names if each in places]
+
+    assert find("3", "8") == find("3", "8") == [4, 9]
+    assert asyncio.run(queue.find_next(["r0", "r1", "r2"], now)) == {"r0": "0", "r1": "1"}
+    assert line.reads == 1
+    assert find("new") == find("new") == []  # it may have arrived since
+    assert line.reads == 2
+    del line.waiting[0]
+    line.written = "second"
+    assert find("3", "8") == [3, 8]
+    assert line.reads == 3
+    assert find("3", at=now + UNCHANGED) == [3]  # the use of projects has decayed
+    assert line.reads == 4
 
 
 TREES = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("abcdef") | st.none())
@@ -282,6 +311,21 @@ def test_all_jobs_have_a_turn_and_no_limit_is_exceeded(
             gpus, jobs = own.get(GPUS, rule.user_limit), own.get(JOBS, rule.user_jobs)
             assert gpus is None or sum(row.size for row in mine) <= gpus
             assert jobs is None or len(mine) <= jobs
+
+
+@given(ROWS, TREES, st.dictionaries(st.sampled_from(["", *"abcdef"]), RULES), st.booleans())
+def test_a_project_that_waits_alone_has_the_turns_that_it_has_before_others(
+    waiting: list[QueueRow],
+    parents: Mapping[str, str | None],
+    rules: Mapping[str, ShareRule],
+    brief: bool,
+) -> None:
+    """A project without a weight comes after all others."""
+    named = [QueueRow(str(n), "a", r.user, r.size) for n, r in enumerate(waiting)]
+    last = QueueRow("last", "z", "", 1)
+    book = ShareBook(parents=parents, rules={**rules, "z": ShareRule(weight=0.0)})
+    turns = list(give_turns([*named, last], book, brief=brief))
+    assert list(give_turns(named, book, brief=brief)) == [t for t in turns if t.row != last]
 
 
 class PlacedLine(LongLine):

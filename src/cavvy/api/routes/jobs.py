@@ -691,7 +691,9 @@ async def _find_queue_fields(
     starts = await control_plane.start_estimator.estimate([*places], now) if places else {}
     visible = filter_projects(request, Permission.VIEW)
 
-    def show_ahead(place: QueuePlace) -> dict[str, int]:
+    def show_ahead(place: QueuePlace) -> Mapping[str, int]:
+        if visible is None:
+            return place.ahead
         shown: Counter[str] = Counter()
         for project, count in place.ahead.items():
             shown[project if is_visible(project, visible) else ""] += count
