@@ -71,12 +71,18 @@ class ElasticSize(Struct, frozen=True, kw_only=True):
 
 class ElasticJob(Struct, frozen=True, kw_only=True):
     """What the scheduler knows of an elastic job. `current` is the size on which it runs, None if
-    it waits, and `resize_s` how many seconds a change of size costs it."""
+    it waits, and `resize_s` how many seconds a change of size costs it. `remaining` are the useful
+    samples that it has still to process, None if it does not tell; `done` those that it has. Its
+    `weight` is that of its share, and the quota of `owner` counts its accelerators."""
 
     id: str
     sizes: tuple[ElasticSize, ...]
     current: ElasticSize | None = None
     resize_s: float = 0.0
+    remaining: float | None = None
+    done: float = 0.0
+    weight: float = 1.0
+    owner: str = ""
 
 
 def fit_sizes(

@@ -1,0 +1,150 @@
+"""Compares rules that choose the sizes of elastic jobs, on the profiles and workloads of other
+papers, first with the rules of these papers.
+
+    python benchmarks/elastic_policies.py             # all tables
+    python benchmarks/elastic_policies.py pollux      # Pollux (OSDI'21): 160 jobs, 64 GPUs
+    python benchmarks/elastic_policies.py speed       # one decision: 2,000 jobs, 2,048 GPUs
+
+The profiles are read from ../shared/data/traces (or CAVVY_DATA). Restarts cost what the authors'
+simulators charge. "Cavvy" is src/cavvy/scheduler/goodput.py, which is the same in production: with
+what all jobs of one program have measured, with what each job has measured itself, and for jobs
+that do not tell how much work they have left. Needs NumPy and SciPy.
+"""
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from elastic_cluster.cluster import Machines, Memory, Rule, Run, read_workload, simulate
+from elastic_cluster.ours import Goodput
+from elastic_cluster.profiles import EPOCHS, Profile
+from elastic_cluster.rules import Optimus, Tiresias
+
+from cavvy.domain.elastic import ElasticJob, ElasticSize
+from cavvy.domain.goodput import StepTimes
+from cavvy.scheduler.goodput import Room, choose_sizes
+
+ROOT = Path(__file__).resolve().parents[1]
+TRACES = Path(os.environ.get("CAVVY_DATA", ROOT.parent / "shared" / "data")) / "traces"
+HOMOGENEOUS = {"aws": Machines(nodes=16, gpus=4)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="*", choices=(*TABLES, []), help="all, if none is named")
+    for name in parser.parse_args().tables or list(TABLES):
+        TABLES[name]()
+    return 0
+
+
+def compare_pollux() -> None:
+    """160 jobs on 64 GPUs. All rules decide every 60 s, and a restart costs 30 s."""
+    profiles = read_pollux()
+    print(f"{'rule':<46} {'mean s':>8} {'published':>10} {'P99 s':>8} {'restarts':>9} {'CPU s':>6}")
+    for name, published, rule, options in list_pollux():
+        began = time.process_time()
+        jobs = make_pollux(profiles, **options)
+        simulate(jobs, HOMOGENEOUS, rule, interval=60, always=True)
+        times = sorted(find_times(jobs))
+        restarts = sum(job.restarts or 0 for job in jobs) / len(jobs)
+        print(
+            f"{name:<46} {sum(times) / len(times):>8.0f} {published:>10} "
+            f"{times[int(0.99 * len(times))]:>8.0f} {restarts:>9.1f} "
+            f"{time.process_time() - began:>6.1f}"
+        )
+
+
+def list_pollux() -> Iterable[tuple[str, str, Rule, dict[str, bool]]]:
+    yield "Tiresias, tuned jobs", "3,470", Tiresias("aws"), {"adaptive": False}
+    yield "Optimus with an oracle, tuned jobs", "5,302", Optimus("aws"), {"adaptive": False}
+    yield "Cavvy, remembers programs", "(2,446)", Goodput(), {}
+    yield "Cavvy, each job measures for itself", "(2,446)", Goodput(), {"shared": False}
+    unknown = Goodput(knows_length=False)
+    yield "Cavvy, remembers programs, unknown lengths", "(2,446)", unknown, {}
+
+
+def read_pollux() -> dict[str, dict[str, Profile]]:
+    folder = TRACES / "sia/model_profiles"
+    return {
+        name: {"aws": Profile(folder / name, "aws", most_part=8 if name == "yolov3" else None)}
+        for name in EPOCHS
+    }
+
+
+def make_pollux(
+    profiles: dict[str, dict[str, Profile]], adaptive: bool = True, shared: bool = True
+) -> Sequence[Run]:
+    """The jobs of workload 6. Those that are not adaptive keep the batch of their file. NCF runs on
+    one GPU, where an adaptive rule has it use its largest batch, as in the authors' simulator."""
+    memories: dict[str, Memory] = {}
+    jobs = []
+    for name, submitted, program, asked, batch in read_workload(TRACES / "pollux/workload-6.csv"):
+        job = Run(name, profiles[program], submitted, asked, batch)
+        job.measures = job.tuned = adaptive
+        if program == "ncf":
+            job.limit, job.tuned = 1, False
+            job.batch = 32768 if adaptive else batch
+        if shared:
+            job.memory = memories.setdefault(program, Memory())
+        jobs.append(job)
+    return jobs
+
+
+def find_times(jobs: Iterable[Run]) -> Iterable[float]:
+    for job in jobs:
+        assert job.finished is not None
+        yield job.finished - job.submitted
+
+
+def measure_speed() -> None:
+    """One decision about 2,000 jobs, of which three in four run, on 2,048 GPUs of three types."""
+    for count, each in ((2000, 683), (500, 171), (64, 22)):
+        jobs, room = make_many(count, each)
+        began = time.process_time()
+        chosen = choose_sizes(jobs, room)
+        took = time.process_time() - began
+        used = sum(size.accelerators for size in chosen.values())
+        total = sum(room.free.values())
+        print(f"{count} jobs, {total} GPUs: {took:.2f} CPU s; {len(chosen)} jobs on {used} GPUs")
+
+
+def make_many(count: int, each: int) -> tuple[Sequence[ElasticJob], Room]:
+    chance = random.Random(7)
+    jobs = []
+    for number in range(count):
+        sizes = []
+        for kind, speed in (("A100", 1.0), ("V100", 0.5), ("T4", 0.25)):
+            times = StepTimes(
+                compute_s=0.05 / speed,
+                compute_sample_s=chance.uniform(0.001, 0.01) / speed,
+                between_s=chance.uniform(0.01, 0.2),
+                between_replica_s=0.001,
+            )
+            for nodes, gpus in [(1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (4, 8), (8, 8)]:
+                rate = 64 * nodes * gpus / times.step_s(nodes, nodes * gpus, 64)
+                size = ElasticSize(
+                    nodes=nodes, accelerator=kind, accelerators_per_node=gpus, throughput=rate
+                )
+                sizes.append(size)
+        jobs.append(
+            ElasticJob(
+                id=str(number),
+                sizes=tuple(sizes),
+                current=chance.choice(sizes) if number % 4 else None,
+                resize_s=60.0,
+                remaining=10 ** chance.uniform(4, 8),
+            )
+        )
+    return jobs, Room(free={"A100": each, "V100": each, "T4": each - 1})
+
+
+TABLES: dict[str, Callable[[], None]] = {"pollux": compare_pollux, "speed": measure_speed}
+
+if __name__ == "__main__":
+    sys.exit(main())
