@@ -145,6 +145,16 @@ class PipeReader:
             except OSError:
                 return  # the loop will detect the end of the connection
 
+    def move(self, loop: EventLoop) -> None:
+        """Read in another loop from now on; the former one must no longer run."""
+        self._loop = loop
+        self.pause(False)
+
+    def read_waiting(self) -> None:
+        """Read what waits to be read."""
+        while self.has_data() and self._read(READ):
+            pass
+
     def has_data(self) -> bool:
         """Whether data wait to be read, such as while reading is paused."""
         if self._fd < 0:

@@ -14,6 +14,7 @@ from .config import AgentConfig, BadConfig, read_config
 from .control_client import complain
 from .disk import open_private, read_process, read_text, write_whole
 from .ends import blame_node
+from .kept_program import clear_records
 from .loop import EventLoop
 from .runner import RankRunner
 from .tunnel import close_tunnel
@@ -97,10 +98,13 @@ def serve(config: AgentConfig, lock: int, deliver: bool) -> int:
     """Run the job's work. While the node is kept warm, also run the work of other jobs. Each job's
     work gets a new runner, as if a new agent had been started.
     """
-    code, keep_s = act(config, lock, deliver, None)
-    while keep_s > 0 and code == 0:
-        clear(config)
-        code, keep_s = act(config, lock, False, keep_s)
+    code, runner = act(config, lock, deliver, None)
+    while runner.keep_s > 0 and code == 0:
+        if runner.kept_program is None:
+            clear(config)
+        else:
+            clear_records(config)
+        code, runner = act(config, lock, False, runner)
     return code
 
 
@@ -118,16 +122,18 @@ def clear(config: AgentConfig) -> None:
             remove_tree(entry.path)
 
 
-def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) -> tuple[int, float]:
+def act(
+    config: AgentConfig, lock: int, deliver: bool, before: RankRunner | None
+) -> tuple[int, RankRunner]:
     """Run one job's work. If an earlier agent has already started the work, only
     deliver that agent's messages.
 
-    Return the exit code, and the number of seconds to wait for more work afterwards. `waits_s` is
-    None for the first work on this node. For later work, it is the time in seconds for which the
-    agent waits for it.
+    Return the exit code, and the runner, which says for how long more work is awaited afterwards.
+    `before` is the runner of the earlier work on this node, or None.
     """
     loop = EventLoop(lock)
-    runner = RankRunner(loop, config, take_nonce(config.private))
+    kept = None if before is None else before.kept_program
+    runner = RankRunner(loop, config, take_nonce(config.private), kept)
     for number in ENDS:
         loop.on_signal(number, runner.terminated)
     if config.taken is not None and config.taken.signal is not None:
@@ -136,7 +142,7 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
     if deliver or has_started(config):
         runner.recover(patient=not deliver)
     else:
-        runner.claim(waits_s)
+        runner.claim(None if before is None else before.keep_s)
     loop.run()
     close_tunnel(config)
     if runner.keep_s:
@@ -145,8 +151,8 @@ def act(config: AgentConfig, lock: int, deliver: bool, waits_s: float | None) ->
         loop.close()
     mark_debt(config, runner.owes)
     if not deliver or not runner.owes:
-        return 0, runner.keep_s
-    return 1 if runner.link.answered else os.EX_TEMPFAIL, runner.keep_s
+        return 0, runner
+    return 1 if runner.link.answered else os.EX_TEMPFAIL, runner
 
 
 def has_started(config: AgentConfig) -> bool:

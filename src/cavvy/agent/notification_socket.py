@@ -4,7 +4,8 @@ JSON, and the record of what the task has reported.
 The agent sends these messages to the task: {"every_s": n}, {"notice": {...}}, {"advice": {...}},
 {"safe": {...}}. The task sends these messages to the agent: {"saved": {...}}, {"again": {}},
 {"failed": {...}}, {"logged": {...}}, {"shown": {...}}, and {"ask": {...}}, which only its sender
-gets an answer to (`asks.py`).
+gets an answer to (`asks.py`). A program that can be kept for the next attempt also exchanges the
+messages of `kept_program.py` with the agent.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     # what a program asks, and the function that sends it the answer
     Asked = Callable[[ConfigFields, Callable[[dict[str, object]], None]], None]
+    # what a program says that can be kept for the next attempt, and its connection
+    Kept = Callable[[ConfigFields, "NotificationListener"], None]
 
 
 NAME = "notice.sock"
@@ -40,16 +43,25 @@ LONGEST_SAVE_S = 86400.0
 MOST_PROCESSES = 4096  # on one node; this limits the memory that reports of failures use
 
 
+def _ignore(*_: object) -> None:
+    """Do nothing: no program is kept."""
+
+
 class NotificationSocket:
     """Sends messages to the task's programs. Keeps the newest message of each kind for programs
     that connect later.
     """
 
     def __init__(
-        self, loop: EventLoop, home: str, told: Callable[[ConfigFields], None], asked: Asked
+        self,
+        loop: EventLoop,
+        home: str,
+        told: Callable[[ConfigFields], None],
+        asked: Asked,
+        kept: Kept = _ignore,
     ) -> None:
         self._loop = loop
-        self._told, self._asked = told, asked
+        self._hears = (told, asked, kept)
         self._now: dict[str, object] = {}
         self._readers: dict[int, NotificationListener] = {}
         self._link = ""
@@ -72,6 +84,18 @@ class NotificationSocket:
             for reader in list(self._readers.values()):
                 reader.send({kind: value})
         return bool(self._readers)
+
+    def move(
+        self, loop: EventLoop, told: Callable[[ConfigFields], None], asked: Asked, kept: Kept
+    ) -> None:
+        """Serve the programs of the next attempt, in another loop. The messages so far do not
+        concern it."""
+        self._loop, self._hears = loop, (told, asked, kept)
+        self._now.clear()
+        if self._socket is not None:
+            loop.watch(self._socket.fileno(), READ, self._accept)
+        for reader in list(self._readers.values()):
+            reader.move(loop, *self._hears)
 
     def drain(self) -> None:
         """Read what programs that have ended have left."""
@@ -118,7 +142,7 @@ class NotificationSocket:
             connection, _ = self._socket.accept()
         except OSError:
             return False
-        reader = NotificationListener(self._loop, connection, self._told, self._asked, self._gone)
+        reader = NotificationListener(self._loop, connection, self._gone, *self._hears)
         self._readers[connection.fileno()] = reader
         for kind, value in list(self._now.items()):
             reader.send({kind: value})
@@ -142,19 +166,31 @@ class NotificationListener:
         self,
         loop: EventLoop,
         connection: socket.socket,
+        gone: Callable[[int], None],
         told: Callable[[ConfigFields], None],
         asked: Asked,
-        gone: Callable[[int], None],
+        kept: Kept,
     ) -> None:
         self._loop = loop
         self._connection: socket.socket | None = connection
-        self._told, self._asked = told, asked
+        self._told, self._asked, self._kept = told, asked, kept
         self._gone = gone
         self._number = connection.fileno()
         self._in = b""
         self._out = b""
         connection.setblocking(False)
         loop.watch(self._number, READ, self._ready)
+
+    def move(
+        self, loop: EventLoop, told: Callable[[ConfigFields], None], asked: Asked, kept: Kept
+    ) -> None:
+        """Report in another loop, and to the agent of the next attempt."""
+        self._loop, self._told, self._asked, self._kept = loop, told, asked, kept
+        self._flush()
+
+    @property
+    def closed(self) -> bool:
+        return self._connection is None
 
     def send(self, line: dict[str, object]) -> None:
         self._out += json.dumps(line).encode() + b"\n"
@@ -218,6 +254,8 @@ class NotificationListener:
             fields = ConfigFields(json.loads(line), REMARK)
             if (ask := fields.inner("ask")) is not None:
                 self._asked(ask, self.send)
+            elif fields.inner("keeps") is not None or fields.inner("apart") is not None:
+                self._kept(fields, self)
             else:
                 self._told(fields)
         except (ValueError, RecursionError, BadConfig) as error:

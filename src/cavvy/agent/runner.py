@@ -16,6 +16,7 @@ from .documents import PORT, WorkConfig
 from .ends import (
     DONE,
     EX_TEMPFAIL,
+    LONGEST_ERROR,
     MOVES,
     REPORTED,
     AgentState,
@@ -29,7 +30,8 @@ from .ends import (
     serve_on,
 )
 from .failure_clues import FailureClues
-from .gpu_faults import FAILURES, GPU, GpuFaultScanner, read_kernel
+from .gpu_faults import FAILURES, GPU, NETWORK, GpuFaultScanner, read_kernel
+from .kept_program import REJOINS, KeptProgram, may_keep
 from .log import LogSpool, Redactor, make_redactor
 from .notification_socket import TaskReports
 from .outbox import MessageOutbox
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from .held_ports import HeldPorts
     from .loop import EventLoop, LoopTimer
     from .notice_poll import NoticePoll
-    from .notification_socket import NotificationSocket
+    from .notification_socket import NotificationListener, NotificationSocket
     from .tracking_door import TrackingDoor
     from .work.home_entries import HomeEntries
 
@@ -76,14 +78,25 @@ class RankRunner:
     this object. No method blocks.
     """
 
-    def __init__(self, loop: EventLoop, config: AgentConfig, nonce: str) -> None:
+    def __init__(
+        self,
+        loop: EventLoop,
+        config: AgentConfig,
+        nonce: str,
+        kept: KeptProgram | None = None,
+    ) -> None:
         self._loop = loop
+        self._before = kept  # the program of the former attempt, until it goes on or is discarded
+        # the program that can be kept for the next attempt, and the one that is
+        self._program: NotificationListener | None = None
+        self.kept_program: KeptProgram | None = None
         self._config = config
         self._outbox = MessageOutbox(config.outbox_file)
         self._log = LogSpool(config.log_folder, 1024)
         self._redactor = Redactor([])
         self._work: WorkConfig | None = None
         self._env: dict[str, str] = {}
+        self._first_env: dict[str, str] = {}  # before the setup has changed them
         # outcome and reason, set when something other than the work itself ends the work
         self._ending: tuple[str, str] | None = None
         self._noticed_why = ""  # what this node itself has learnt of its loss
@@ -99,6 +112,7 @@ class RankRunner:
         self._line_open = False  # whether the last line of the work's output has no end yet
         self._faults, self._born = GpuFaultScanner(), time.monotonic()
         self._clues = FailureClues()
+        self._cut_off = False  # whether the work has lost its connection to another rank
         self._cause_known = False  # whether the work failed for a reason that is known
         self._notification_socket: NotificationSocket | None = None
         self._tracking: TrackingDoor | None = None
@@ -352,13 +366,75 @@ class RankRunner:
             self._asks = TaskAsks(self.link)
         self._asks.add(ask, answer)
 
+    # A program that is kept for the next attempt; see `kept_program.py`.
+
+    @property
+    def _can_keep(self) -> bool:
+        program = self._program
+        return program is not None and not program.closed and self._steps.can_rest
+
+    def _hear_program(self, fields: ConfigFields, program: NotificationListener) -> None:
+        """Handle a message of a program that can be kept. Raises BadConfig."""
+        keeps, apart = fields.inner("keeps"), fields.inner("apart")
+        if keeps is not None:
+            self._program = program if keeps.read("kept", "int") else None
+        if apart is None:
+            return
+        code, error = apart.read("code", "int"), apart.read("error", "str", "")[:LONGEST_ERROR]
+        stopped = self._ending is None or self._ending[0] == "stopped"
+        going = self._state in (AgentState.WORKING, AgentState.ENDING)
+        if self._work is None or not (stopped and going and self._can_keep):
+            program.send({"leave": {}})
+            return
+        self._keep(self._work, program, code, error)
+
+    def _keep(self, work: WorkConfig, program: NotificationListener, code: int, error: str) -> None:
+        """Report the end of the work, whose program stays. `error` says how its connection to
+        another rank was lost."""
+        assert self._notification_socket is not None
+        program.send({"stay": {}})
+        self._steps.interrupted = self._ending is not None
+        self._steps.rest()
+        outcome, exit_code, reason = self._judge(code, 0)
+        if outcome == "exit" and error:
+            reason = f"the connection to another rank was lost: {self._redactor.text(error)}"
+            self._cut_off = True
+        self.kept_program = KeptProgram(
+            work, self._first_env, self._env, self._steps, self._notification_socket, program
+        )
+        self._conclude(outcome, exit_code, reason)
+
+    def _rejoin(self, kept: KeptProgram, work: WorkConfig) -> None:
+        """Let the program of the former attempt go on."""
+        self._before, self._program, self._steps = None, kept.program, kept.steps
+        changes = kept.find_changes(self._env)
+        self._env = {**kept.program_env, **changes}
+        self._steps.go_on(self._loop, self, work, self._env)
+        kept.program.send({"rejoin": {"env": changes}})
+
+    def _discard(self, kept: KeptProgram, fields: ConfigFields) -> None:
+        """End the program of another work, and then begin."""
+
+        def begin() -> None:
+            from .work.trees import remove_tree
+
+            remove_tree(self._config.folder)
+            self._begin(fields)
+
+        self._before = None
+        kept.steps.discard(self._loop, self, begin)
+
     # The steps of the work, and their callbacks.
 
     def _begin(self, fields: ConfigFields) -> None:
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         try:
+            work = read_work(fields)
+            if self._before is not None and not self._before.fits(work):
+                self._discard(self._before, fields)
+                return
             write_whole(self._config.started_file, "")
-            work = self._work = read_work(fields)
+            self._work = work
             self._move(AgentState.WORKING)
         except (BadConfig, OSError) as error:
             self._conclude("node", None, f"this agent cannot start its work: {error}")
@@ -390,11 +466,16 @@ class RankRunner:
         if keeps_entries(self._config, work):
             self._open_home_entries(self._config.kept)
         self.link.listen_soon()
+        self._begin_steps(work)
+
+    def _begin_steps(self, work: WorkConfig) -> None:
         fault = "" if work.tunnel is None else open_tunnel(self._config, work.tunnel)
         if fault:
             self._conclude("setup", None, fault)
         elif work.ports and (taken := self._hold_ports(work)):
             self._conclude("exit", None, taken)
+        elif self._before is not None:
+            self._rejoin(self._before, work)
         elif work.check is not None:
             self._steps.check(work, self._env)
         else:
@@ -415,18 +496,24 @@ class RankRunner:
 
     def _open_channels(self, work: WorkConfig) -> None:
         """Open the socket to the task, and start polling for the node's notices."""
-        from .notification_socket import NotificationSocket
+        hears = self._hear_task, self._ask, self._hear_program
+        if self._before is None:
+            from .notification_socket import NotificationSocket
 
-        self._notification_socket = NotificationSocket(
-            self._loop, self._config.home, self._hear_task, self._ask
-        )
+            self._notification_socket = NotificationSocket(self._loop, self._config.home, *hears)
+        else:
+            self._notification_socket = self._before.socket
+            self._notification_socket.move(self._loop, *hears)
         self._env = make_environment(self._config, work, self._notification_socket.path)
+        if may_keep(work):
+            self._env[REJOINS] = "1"
         from .tracking_door import TrackingDoor
 
         self._tracking = TrackingDoor(
             self._loop, self._config.folder, self._steps.take_values, self._steps.describe
         )
         self._env.update(self._tracking.open(self._env))
+        self._first_env = dict(self._env)
         every_s = None if work.checkpoint is None else work.checkpoint.every_s
         if every_s is not None and self._every_s is None:
             self.paced(every_s)
@@ -631,7 +718,10 @@ class RankRunner:
         ):
             self._ending = (outcome, reason)
             self._move(AgentState.ENDING)
-        if not asked:
+        if not asked and outcome == "stopped" and self._can_keep and self._program is not None:
+            self._program.send({"regroup": {}})
+            self._loop.after(seconds / 2, self._ask_late)
+        elif not asked:
             # a stop ends work that has only begun; after a notice, the work goes on elsewhere
             self._steps.ask((seconds - reserve) / 2 if outcome == "preempted" else 0)
         elif outcome != "preempted":
@@ -642,6 +732,11 @@ class RankRunner:
             self._kill_timer = self._loop.after(max(0.0, seconds), self._kill)
         if reserve:
             self._loop.after(max(0.0, seconds - reserve), self._kill_work)
+
+    def _ask_late(self) -> None:
+        """Stop a program that could be kept, but does not answer."""
+        if not self._over:
+            self._steps.ask()
 
     def _kill_work(self) -> None:
         """Kill the work, and let the upload of its last checkpoint use the remaining time."""
@@ -685,6 +780,7 @@ class RankRunner:
         """Return the fields of the exit message."""
         failure = outcome if outcome in FAILURES else None
         stated = "program" if outcome == "exit" and self._cause_known else failure
+        stated = NETWORK if outcome == "exit" and self._cut_off else stated
         return {
             "outcome": outcome if failure is None else "node",
             "failure": stated,
@@ -777,8 +873,9 @@ class RankRunner:
         return self._state is not AgentState.DISMISSED and not (delivered or deposited)
 
     def _leave(self) -> None:
-        open_ones = (self._notification_socket, self._asks, self._tracking, self._deposit)
-        for each in (*open_ones, *self._polls):
+        open_ones = (self._asks, self._tracking, self._deposit)
+        socket = None if self.kept_program is not None else self._notification_socket
+        for each in (*open_ones, socket, *self._polls):
             if each is not None:
                 each.close()
         self.link.close()

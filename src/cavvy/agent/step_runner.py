@@ -100,6 +100,8 @@ class StepRunner:
         self._result: dict[str, object] = {}
         self._check_until: float | None = None
         self._touched = 0.0
+        # called instead of a report when the processes of a discarded program have ended
+        self._discarded: Callable[[], None] | None = None
 
     def ask(self, patience_s: float = 0) -> None:
         """Send SIGTERM to the current step's processes. A program that still starts has up to
@@ -120,6 +122,44 @@ class StepRunner:
             self._awaits_start = False
             self._note_writers()
             self.process.ask()
+
+    @property
+    def can_rest(self) -> bool:
+        """Whether the task itself runs, and nothing beside it that ends with it."""
+        beside = (self.checkpoint_sync, self.output_sync, self._mounts, self._streams)
+        return self._running and self.process is not None and not any(beside)
+
+    def rest(self) -> None:
+        """Leave the program of the task alone, which waits for the next attempt."""
+        if self.process is not None:
+            self.process.read_waiting()
+        self._end_watch()
+        self._running = False
+
+    def go_on(self, loop: EventLoop, owner: Owner, work: WorkConfig, env: dict[str, str]) -> None:
+        """Watch the program that waits, which goes on with the work of the next attempt."""
+        self._take_over(loop, owner)
+        self._work, self._env = work, env
+        self._was_killed = self._was_asked = self.interrupted = self.ended = False
+        self._code = self._task_code = None
+        write_rank_files(self._config, work)
+        if self._checkpoints is not None and work.checkpoint is not None:
+            from .work.checkpoint_files import CheckpointWatcher
+
+            folder = os.path.join(self._config.folder, work.checkpoint.path)
+            self._checkpoints = CheckpointWatcher(work.checkpoint.storage or folder)
+        self._runs(reused=True)
+
+    def discard(self, loop: EventLoop, owner: Owner, then: Callable[[], None]) -> None:
+        """Kill the program that waits, and call `then` when its processes have ended."""
+        self._take_over(loop, owner)
+        self._discarded = then
+        self.kill()
+
+    def _take_over(self, loop: EventLoop, owner: Owner) -> None:
+        self._loop, self._owner = loop, owner
+        if self.process is not None:
+            self.process.move(loop)
 
     def _note_writers(self) -> None:
         for each in (self.checkpoint_sync, self._checkpoints):
@@ -586,6 +626,16 @@ class StepRunner:
     def _gone(self, then: Callable[[], None]) -> None:
         """Clean up when every process of a step has ended, then call `then`."""
         self.process, self._setup_meter = None, None
+        if self._discarded is not None:
+            self._discarded()
+            return
+        self._end_watch()
+        if self._streams is not None:
+            self._streams.end()
+        then()
+
+    def _end_watch(self) -> None:
+        """Report what is still to be reported of the task, and watch it no longer."""
         if self._watch is not None:
             self._owner.hear_rest()
             self._watch.end()
@@ -593,9 +643,6 @@ class StepRunner:
         for beside in (self._gpus, self._sweeper, self._stacks):
             if beside is not None:
                 beside.kill()
-        if self._streams is not None:
-            self._streams.end()
-        then()
 
     def _heard(self, line: bytes) -> None:
         """Handle a line that a step wrote. The line is one of these: `setup`; `sent` with the

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from cavvy.train import plan as plans
-from cavvy.train import seeds
+from cavvy.train import rejoin, seeds
 from cavvy.train.build import Measure, ModelBuilder, RunState, evaluate, make_optimizer, update
 from cavvy.train.checkpoint.async_saver import LEAVE, AsyncSaver, CheckpointNotSaved
 from cavvy.train.checkpoint.notice import leave
@@ -64,6 +64,7 @@ class Run:
         device: str = "auto",
         save_every: "float | str" = "auto",
     ) -> None:
+        rejoin.stand_by()
         self._builder = ModelBuilder(plans.read(os.environ.get("CAVVY_TRAIN_PLAN") or plan), seed)
         self.seed, self._state = seed, RunState()
         self.world = RankWorld(device)

@@ -24,6 +24,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch does not 
     TCPStore,
 )
 
+from cavvy.train import rejoin
 from cavvy.train.checkpoint.agent import tell_failed, tell_started
 from cavvy.train.device import TrainDevice, pick
 
@@ -34,6 +35,7 @@ T = TypeVar("T")
 log = logging.getLogger("cavvy.train")
 POLL_S = 0.5  # seconds between two checks of the store
 GRACE_S = 10.0  # seconds that a rank has to end by itself after another rank has failed
+REPORT_S = 1.0  # seconds in which a rank that fails reports this, before its connections close
 ANSWER_S = 3.0  # seconds that each running rank has to answer that it is running
 LONGEST = 500  # maximum characters of an error that are reported
 FIRST, SEARCH, RUNS = "cavvy/failed", "cavvy/search", "cavvy/runs"
@@ -111,9 +113,24 @@ class FailureWatch:
     def _hear(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
+        if rejoin.is_kept() and is_lost_connection(error) and not self._has_failure():
+            rejoin.leave_lost(describe(error))
         self._before(kind, error, trace)
         if isinstance(error, Exception):
             self.report(error)
+
+    def _has_failure(self) -> bool:
+        """Wait a moment for the report of a rank that has failed. Return False if there is none,
+        so that the rank has vanished, perhaps with its node."""
+        until = monotonic() + REPORT_S
+        try:
+            while not self._store.check([FIRST]):
+                if monotonic() > until:
+                    return False
+                sleep(POLL_S / 5)
+        except RuntimeError:  # the store has vanished, with the process of rank 0
+            return False
+        return True
 
     def _put(self, failure: RankFailure) -> RankFailure:
         """Store this failure, unless another failure is already stored. Returns the stored

@@ -114,6 +114,16 @@ def test_these_gangs_are_released(lost: AttemptSnapshot) -> None:
     assert action.phase is AttemptPhase.ENDING
 
 
+@pytest.mark.parametrize("outcome", [NODE, EXIT])
+def test_a_rank_that_was_cut_off_did_not_fail_first(outcome: AttemptOutcome) -> None:
+    """It notices the loss of another rank before this is reported."""
+    cut = replace(exited(0, EXIT, after_s=-9), exit_failure=FailureKind.NETWORK)
+    nodes = [cut, exited(1, outcome), *(replace(cut, rank=rank) for rank in (2, 3))]
+    action = decide_attempt(view(nodes), LATER)
+    assert isinstance(action, RepairGang if outcome is NODE else AdvanceAttempt)
+    assert (action.rank, action.outcome) == (1, outcome)
+
+
 def test_a_failed_program_is_no_loss() -> None:
     action = decide_attempt(view(four(EXIT, STOPPED, STOPPED, STOPPED)), LATER)
     assert isinstance(action, AdvanceAttempt)

@@ -267,7 +267,8 @@ class WorkMonitor:
     @property
     def too_large(self) -> bool:
         """Whether the work uses more memory than allowed."""
-        return 0 < self.memory_mib < self.usage.memory_mib
+        limit = self.memory_mib
+        return 0 < limit < self.usage.memory_mib and limit < self.usage.measure_memory()
 
     def take_gpus(self, values: dict[str, float]) -> None:
         """Take a measurement of the GPUs; `joules` counts from the first."""

@@ -91,6 +91,16 @@ class WorkProcess:
         block."""
         self._output.pause(paused)
 
+    def read_waiting(self) -> None:
+        """Read the output that waits to be read."""
+        self._output.read_waiting()
+
+    def move(self, loop: EventLoop) -> None:
+        """Report in another loop from now on; the former one must no longer run."""
+        self._loop = loop
+        for reader in (*self._readers, self._control):
+            reader.move(loop)
+
     def close(self) -> None:
         """Read and discard the remaining output."""
         self._output.drain()

@@ -476,13 +476,15 @@ def _first_cause(
 ) -> jobs.Node:
     """Return the failure that caused the gang to end. Ranks that stopped because the control plane
     told them to are not considered. If the user or a limit stopped the job, failures after the stop
-    are not considered either.
+    are not considered either. A rank that has only lost its connection to another rank is
+    considered if there is no other failure.
 
     A provider may report the end of a `lost` node late. Ranks whose work failed after its agent was
     last heard have lost their connection to it.
     """
     stopped = [node for node in failures if node.exit_outcome is jobs.AttemptOutcome.STOPPED]
     causes = [node for node in failures if node.exit_outcome is not jobs.AttemptOutcome.STOPPED]
+    causes = [node for node in causes if not _is_cut_off(node)] or causes
     if stopped and not _wanted(view):
         causes = [node for node in causes if (node.exited_at or now) < view.job.since]
     if lost and keeps_rest(view):
@@ -490,6 +492,12 @@ def _first_cause(
         exits = [node for node in causes if node not in lost and (node.exited_at or now) < silent]
         causes = exits or [node for node in causes if node in lost] or causes
     return min(causes or stopped, key=lambda node: (node.exited_at or now, node.rank))
+
+
+def _is_cut_off(node: jobs.Node) -> bool:
+    """Return whether the rank's work ended because it lost its connection to another rank."""
+    cut = node.exit_failure is jobs.FailureKind.NETWORK
+    return cut and node.exit_outcome is jobs.AttemptOutcome.EXIT
 
 
 def is_complete(nodes: Sequence[jobs.Node]) -> bool:
