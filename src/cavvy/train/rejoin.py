@@ -11,6 +11,7 @@ has used. So a process that has done either before the run begins is not kept: t
 program again, which has the same result but takes longer.
 """
 
+import gc
 import json
 import os
 import select
@@ -60,6 +61,7 @@ class _Keeper:
             self._error, self._asked = "", False
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
+            gc.freeze()  # the collector would write to each object, which copies its page
             self._child = os.fork()
             if not self._child:
                 os.close(hears)
