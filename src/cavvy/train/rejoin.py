@@ -91,10 +91,10 @@ class _Keeper:
         poll.register(ended, select.POLLIN)
         poll.register(self._line, select.POLLIN)
         while ended not in [fd for fd, _ in poll.poll()]:
-            message = self._read()
-            if message is None:
+            heard = self._read()
+            if heard is None:
                 poll.unregister(self._line)
-            elif "regroup" in message:
+            elif "regroup" in heard:
                 self._asked = True
                 self._pass_on(signal.SIGTERM, None)
         os.close(ended)
@@ -113,12 +113,12 @@ class _Keeper:
         poll, answered = select.poll(), False
         poll.register(self._line, select.POLLIN)
         while poll.poll(None if answered else WAIT_S * 1000):
-            message = self._read()
-            if message is None or "leave" in message:
+            heard = self._read()
+            if heard is None or "leave" in heard:
                 return False
-            answered = answered or "stay" in message
-            if "rejoin" in message:
-                os.environ.update(message["rejoin"]["env"])
+            answered = answered or "stay" in heard
+            if "rejoin" in heard:
+                os.environ.update(heard["rejoin"]["env"])
                 return True
         return False
 
@@ -136,8 +136,8 @@ class _Keeper:
             said.update(json.loads(line))
         return said
 
-    def _say(self, message: dict[str, object]) -> None:
-        self._line.sendall(json.dumps(message).encode() + b"\n")
+    def _say(self, line: dict[str, object]) -> None:
+        self._line.sendall(json.dumps(line).encode() + b"\n")
 
     def _leave(self, code: int) -> NoReturn:
         with suppress(OSError):
