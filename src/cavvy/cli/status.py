@@ -25,6 +25,7 @@ from cavvy.client.metrics import (
     find_unsafe,
     find_use,
 )
+from cavvy.client.sizes import list_spans
 from cavvy.domain.figures import describe_stragglers, find_stragglers
 from cavvy.domain.units import format_duration, format_measure
 
@@ -114,6 +115,7 @@ def _show(found: "ShownJob", output: str) -> None:
         return
     pairs_out(_facts(found) + _plan_state_facts(job, forecast))
     _attempts_out(job)
+    _sizes_out(job)
     _search_out(job)
     _nodes_out(job)
 
@@ -315,6 +317,21 @@ def _attempts_out(job: "JobDetail") -> None:
     ]
     if job.attempts:
         rows_out(columns, job.attempts, title="\nattempts")
+
+
+def _sizes_out(job: "JobDetail") -> None:
+    """Print on how many nodes a job has run for how long, and what each change has cost."""
+    columns = [
+        TableColumn("number", "TRY"),
+        TableColumn("nodes"),
+        TableColumn("began", "SINCE", formatting.show_clock, drop=1),
+        TableColumn("ran", show=format_duration),
+        TableColumn("change", wrap=True),
+        TableColumn("waited", "LOST", format_duration),
+        TableColumn("wait_micros", "COST OF START", formatting.show_money, drop=2),
+    ]
+    if spans := list_spans(job, datetime.now(UTC)):
+        rows_out(columns, spans, title="\nsizes over time")
 
 
 def _nodes_out(job: "JobDetail") -> None:

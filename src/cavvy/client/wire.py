@@ -262,6 +262,8 @@ class AttemptView(Answer, frozen=True, kw_only=True):
     failure: str | None = None  # a FailureKind
     exit_code: int | None
     first_failed_rank: int | None
+    # the ranks whose nodes were replaced, in a gang that the attempt took over from the one before
+    repairs: list[int] = []
     # the processes that did not reach the place where the others wait, if the work made no progress
     stuck_ranks: list[int] = []
     # where work that made no progress was when its ranks were last asked, which ended nothing

@@ -176,6 +176,20 @@ def test_ps_says_that_there_are_older_jobs(client: FakeClient) -> None:
     assert "cavvy run" in run("ps").stdout
 
 
+def test_status_lists_the_sizes_of_a_job_over_time(client: FakeClient) -> None:
+    three = [make_node(rank=rank) for rank in range(3)]
+    first = make_attempt(1, gang="g@1", nodes=three, running_at=at(2), finished_at=at(60))
+    second = make_attempt(
+        2, gang="g", nodes=three, repairs=[1], launched_at=at(60), running_at=at(73)
+    )
+    client.all_jobs["lost"] = make_job("lost", "running", attempts=[first, second], attempt=2)
+    told = run("status", "lost").stdout.partition("sizes over time")[2]
+    rows = [line.split() for line in told.splitlines()[1:4]]
+    assert rows[1][:2] == ["1", "3"]
+    assert rows[2][-6:] == ["1", "of", "3", "replaced", "13s", "$0.04"]
+    assert "sizes over time" not in run("status", "now").stdout
+
+
 def test_status_names_the_ranks_whose_gpus_are_idle(client: FakeClient) -> None:
     idle_s = (0, 299, 300, 5400)
     nodes = [make_node(rank=at, telemetry={"gpu_idle_s": each}) for at, each in enumerate(idle_s)]

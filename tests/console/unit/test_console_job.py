@@ -52,6 +52,19 @@ def test_a_job_held_by_its_schedule_and_window() -> None:
     assert "it starts in the window 22:00-06:00 (Europe/Berlin)" in text
 
 
+def test_a_job_that_has_lost_a_node_shows_its_sizes_over_time() -> None:
+    times = [NOW - timedelta(seconds=each) for each in (90, 30, 20)]
+    nodes = [node(rank=rank) for rank in range(2)]
+    first = attempt(1, gang="g@1", nodes=nodes, running_at=times[0], finished_at=times[1])
+    second = attempt(
+        2, gang="g", nodes=nodes, repairs=[1], launched_at=times[1], running_at=times[2]
+    )
+    text = page_of(detail(attempts=[first, second], attempt=2))
+    shown = text.partition("Sizes over time")[2]
+    assert "1 of 2 replaced 10s $0.01" in shown
+    assert "Sizes over time" not in page_of(detail(attempts=[second], attempt=2))
+
+
 def test_a_page_that_is_opened_early_shows_the_log_and_the_nodes_later() -> None:
     job = detail(phase="queued", attempt=0, placement=None)
     client = CannedClient(job_answers(job))

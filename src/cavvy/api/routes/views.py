@@ -174,6 +174,7 @@ def attempt_view(attempt: Attempt, nodes: Sequence[Node]) -> wire.AttemptView:
         rate_micros_per_hour=attempt.offer.rate.micros_per_hour,
         reason=attempt.standing,
         failure=None if attempt.outcome in _NO_FAILURES else failure_of(attempt),
+        repairs=list(attempt.repairs),
         stuck_ranks=list(attempt.stuck.ranks) if attempt.stuck else [],
         silent=view(wire.SilentView, attempt.silent) if attempt.silent else None,
         unsafe=view(wire.UnsafeView, attempt.unsafe) if attempt.unsafe else None,

@@ -32,6 +32,7 @@ from cavvy.client.metrics import (
     find_unsafe,
     find_use,
 )
+from cavvy.client.sizes import list_spans
 from cavvy.client.wire import (
     AttemptView,
     EventView,
@@ -105,6 +106,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "unsafe": find_unsafe(job),
             "avoided": {key: until for key, until in job.avoid.items() if until > now},
             "attempts": [(each, _show_hardware(each)) for each in reversed(job.attempts)],
+            "sizes": list_spans(job, now),
             "parts": parts,
             "figures": [
                 each for each in _figures(client, request, job, now) if each[0] not in shown
