@@ -29,6 +29,7 @@ import torch.distributed as dist
 REJOINS = "CAVVY_REJOINS"  # set by agents that can keep a program
 WAIT_S = 60.0  # seconds in which the agent answers that the process leaves, or stays
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_LONGEST = 4096  # bytes of the description of a lost connection
 _LOST = 1  # exit code of a child that has lost its connection to another rank
 
 
@@ -53,25 +54,27 @@ class _Keeper:
         self._error = ""  # why the child's connection to another rank was lost
         self._asked = False  # whether the agent has asked the child to end
 
-    def run(self) -> int:
-        """Fork until a child ends for good, whose exit code the process then has. Return the
-        descriptor on which a child says that it has lost its connection, in each child."""
+    def run(self) -> socket.socket:
+        """Fork until a child ends for good, whose exit code the process then has. Return, in each
+        child, the socket on which it says that it has lost its connection, and hears that it is
+        to end."""
         while True:
-            says, hears = os.pipe()[::-1]
+            mine, its = socket.socketpair()
             self._error, self._asked = "", False
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             gc.freeze()  # the collector would write to each object, which copies its page
             self._child = os.fork()
             if not self._child:
-                os.close(hears)
+                mine.close()
                 self._become_child()
-                return says
-            os.close(says)
+                return its
+            its.close()
             if not self._handlers:
                 for number in _PASSED_ON:
                     self._handlers[number] = signal.signal(number, self._pass_on)
-            code = self._await_child(hears)
+            with mine:
+                code = self._await_child(mine)
             if not (self._error or self._asked) or not self._wait_for_rejoin(code):
                 self._leave(code)
 
@@ -85,7 +88,7 @@ class _Keeper:
             with suppress(ProcessLookupError):
                 os.kill(self._child, number)
 
-    def _await_child(self, hears: int) -> int:
+    def _await_child(self, line: socket.socket) -> int:
         """Wait for the child's end, and return its exit code, negative if a signal ended it."""
         ended, poll = os.pidfd_open(self._child), select.poll()
         poll.register(ended, select.POLLIN)
@@ -96,13 +99,14 @@ class _Keeper:
                 poll.unregister(self._line)
             elif "regroup" in heard:
                 self._asked = True
+                line.send(b"1")
                 self._pass_on(signal.SIGTERM, None)
         os.close(ended)
         _, status = os.waitpid(self._child, 0)
         self._child = 0
-        with os.fdopen(hears, "rb") as file:
-            os.set_blocking(hears, False)
-            self._error = (file.read() or b"").decode(errors="replace")
+        line.setblocking(False)
+        with suppress(OSError):  # it has said nothing
+            self._error = line.recv(_LONGEST).decode(errors="replace")
         return os.waitstatus_to_exitcode(status)
 
     def _wait_for_rejoin(self, code: int) -> bool:
@@ -148,7 +152,7 @@ class _Keeper:
         os._exit(_as_shell(code))
 
 
-_child: int | None = None  # where a child says that it has lost its connection
+_child: socket.socket | None = None  # a child's connection to its parent
 
 
 def stand_by() -> None:
@@ -171,13 +175,18 @@ def is_kept() -> bool:
     return _child is not None
 
 
+def must_end() -> bool:
+    """Return whether this copy is to end, since its job replaces a node."""
+    return _child is not None and bool(select.select([_child], [], [], 0)[0])
+
+
 def leave_lost(error: str) -> NoReturn:
     """End this copy, because its connection to another rank is lost. `error` says how."""
     assert _child is not None
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    os.write(_child, error.encode(errors="replace")[:4096])
+    _child.send(error.encode(errors="replace")[:_LONGEST])
     os._exit(_LOST)
 
 

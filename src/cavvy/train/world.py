@@ -125,9 +125,9 @@ class FailureWatch:
         until = monotonic() + REPORT_S
         try:
             while not self._store.check([FIRST]):
-                if monotonic() > until:
+                if monotonic() > until or rejoin.must_end():
                     return False
-                sleep(POLL_S / 5)
+                sleep(POLL_S / 25)
         except RuntimeError:  # the store has vanished, with the process of rank 0
             return False
         return True
