@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (90, "a8a8eabeb1fb11a8")
+ROUTES = (91, "400fa2f7fdc51e92")
 ROOT = Path(__file__).resolve().parents[3]
 
 
