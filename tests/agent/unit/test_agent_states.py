@@ -40,7 +40,8 @@ def test_a_move_that_the_table_lacks_changes_nothing(start: AgentState, to: Agen
 def make_runner(tmp_path: Path, state: AgentState) -> Any:
     """A runner in this state, whose work has a process and whose log is delivered."""
     runner: Any = RankRunner.__new__(RankRunner)
-    runner._home_entries = runner._ports = None
+    runner._home_entries = runner._ports = runner._program = runner.kept_program = None
+    runner._cut_off = False
     runner._state = state
     runner._ending = ("stopped", "") if state in (AgentState.ENDING, AgentState.RECLAIMED) else None
     runner._work = (
