@@ -478,3 +478,11 @@ def test_fields_are_parsed_once_for_all_targets_and_lengths(
     assert head.plain
     for field in (b"X-API-Key: k\r\n", b"Origin: http://a\r\n", b"Prefer: wait=1\r\n"):
         assert not memo.parse_request(b"GET / HTTP/1.1\r\n" + SAME % field).plain
+
+
+@given(st.text(alphabet="cCaAvVyY%24/aF-9ZxkT3wQY2FdnN_", max_size=40).map(str.encode))
+def test_a_short_text_is_searched_as_a_long_one_is(text: bytes) -> None:
+    own = OwnValues(describe_owner("-9Zx" + "kT3wQ" * 7 + "w_8k"))
+    for sign in (b"", *own.signs, b"CaVvY", b"%41"):
+        short = text + sign
+        assert own.may_hold(short) is own.may_hold(short + b"/" * 200)
