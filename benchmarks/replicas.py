@@ -1,7 +1,10 @@
-"""Submits jobs through two servers that share one PostgreSQL, at 16 connections, and runs them on
-this machine. No job may be lost or run twice.
+"""Submits jobs through servers that share one PostgreSQL, at 16 connections, and runs them on this
+machine. No job may be lost or run twice.
 
-    python benchmarks/replicas.py [--jobs 1000] [--connections 16] [--url postgresql://…]
+    python benchmarks/replicas.py [--jobs 1000] [--connections 16] [--servers 2] [--url postgresql://…]
+
+Where there are fewer cores than servers, the CPU time of all servers for each job shows how the
+throughput would grow: if it stays the same, servers do not do each other's work.
 
 Without --url, the PostgreSQL of the tests is used (Debian's, on a Unix socket), with
 synchronous_commit and autovacuum, but without fsync. Jobs start while others are still submitted,
@@ -18,11 +21,13 @@ from contextlib import closing
 from itertools import cycle
 from pathlib import Path
 
-from measure import ROOT, fresh_home, record, table
+from measure import ROOT, fresh_home, process_cpu_s, record, table
 
 from cavvy.client import ApiClient, connect
 from cavvy.client.connection import ensure_server, stop_server
 from cavvy.store.drivers import make_driver
+
+_IDLE_S = 10.0  # in which the servers have nothing to do
 
 
 def make_database() -> str:
@@ -74,29 +79,49 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--servers", type=int, default=2, choices=range(1, 9))
     parser.add_argument("--url")
     arguments = parser.parse_args()
     url = arguments.url or make_database()
     with fresh_home():
         files = Path(os.environ["CAVVY_HOME"])
         os.environ |= {"CAVVY_SERVER_DATABASE": url, "CAVVY_SERVER_FILES": str(files)}
-        homes = [str(files / name) for name in "ab"]
+        homes = [str(files / name) for name in "abcdefgh"[: arguments.servers]]
         ran = files.parent / "ran"
         ran.mkdir()
+        pids: list[int] = []
         for home in homes:
-            ensure_server(home=home)
+            pids.append(ensure_server(home=home).pid)
         clients = [connect(home=home) for home in homes]
         time.sleep(3)  # the servers share the work now
+        idle = sum(map(process_cpu_s, pids))
+        time.sleep(_IDLE_S)
+        idle = (sum(map(process_cpu_s, pids)) - idle) / _IDLE_S
+        before_s, began = [process_cpu_s(pid) for pid in pids], time.monotonic()
         try:
             submitting_s = submit_all(clients, arguments.jobs, arguments.connections, ran)
             live = "SELECT COUNT(*) FROM jobs WHERE ended_at IS NULL"
             while run_sql(url, live) != [(0,)]:
                 time.sleep(1)
+            used_s = [process_cpu_s(pid) - s for pid, s in zip(pids, before_s, strict=True)]
+            idle_s = idle * (time.monotonic() - began)
         finally:
             for home in homes:
                 stop_server(home=home)
         [(attempts,)] = run_sql(url, "SELECT COUNT(*) FROM attempts")
         once = sum(path.stat().st_size == 1 for path in ran.iterdir())
+    table(
+        "CPU time of the servers",
+        ("servers", "ms a job", "without what they use idle", "of each server, s"),
+        [
+            (
+                arguments.servers,
+                f"{1000 * sum(used_s) / arguments.jobs:.1f}",
+                f"{1000 * (sum(used_s) - idle_s) / arguments.jobs:.1f}",
+                " ".join(f"{each:.1f}" for each in used_s),
+            )
+        ],
+    )
     rows = [
         (what, figure, bar, record(what, figure, bar, "", least=least))
         for what, figure, bar, least in (
@@ -105,7 +130,11 @@ def main() -> None:
             ("attempts", int(str(attempts)), arguments.jobs, False),
         )
     ]
-    table(f"two servers, {arguments.connections} connections", ("what", "figure", "bar", ""), rows)
+    table(
+        f"{arguments.servers} servers, {arguments.connections} connections",
+        ("what", "figure", "bar", ""),
+        rows,
+    )
 
 
 if __name__ == "__main__":
