@@ -1,6 +1,7 @@
 """`cavvy serve` with HAProxy before the gateway: what is killed comes back, and no service is lost."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,11 @@ from tests.system.packages import install_packages
 from tests.system.trust import User, check_clean, serving_user_at
 from tests.waits import START_S, wait_until
 
-from cavvy.capabilities.serving.gateway.haproxy.runtime import HaproxyMissing, find_haproxy
+from cavvy.capabilities.serving.gateway.haproxy.runtime import (
+    HaproxyMissing,
+    HaproxyRuntime,
+    find_haproxy,
+)
 
 pytestmark = pytest.mark.system
 
@@ -57,6 +62,19 @@ def read(pid: str) -> bytes:
     return read_command(int(pid))
 
 
+def uses_connections_again(user: User) -> bool:
+    """Return whether HAProxy sends POST requests over used connections, because the server has seen
+    that the replica keeps them."""
+    text = Path(f"{user.home}/gateway/haproxy.cfg").read_text()
+    socket, name = re.search(r"stats socket (\S+)", text), re.search(r"proc\.keep_\w+", text)
+    assert socket is not None
+    assert name is not None
+    try:
+        return "value=<1>" in HaproxyRuntime(Path(socket[1])).command(f"get var {name[0]}")
+    except OSError:
+        return False
+
+
 def test_what_is_killed_comes_back_with_all_services(user: User) -> None:
     text = (EXAMPLE / "service.yaml").read_text()
     (user.work / "hello.py").write_text((EXAMPLE / "hello.py").read_text())
@@ -78,9 +96,11 @@ def test_what_is_killed_comes_back_with_all_services(user: User) -> None:
         return now is not None and now.arrivals == before.arrivals + 5
 
     wait_until(is_counted)
+    wait_until(lambda: uses_connections_again(user))
     [haproxy] = find_haproxies(user)
     os.kill(haproxy, signal.SIGKILL)
     wait_until(lambda: answers(url))
+    wait_until(lambda: uses_connections_again(user))
     [haproxy] = find_haproxies(user)
     user.kill_server()
     assert call(url) == 200, "neither of the two needs the server"
