@@ -17,7 +17,7 @@ from cavvy.control.agents.sessions import AgentDependencies, AgentSessions, Read
 from cavvy.control.agents.transfers import ReadTargets, Transfers, read_every
 from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.agents.work import OpenSecrets
-from cavvy.control.attempt_counts import AttemptCounts
+from cavvy.control.attempt_counts import AttemptCounts, JobCounts
 from cavvy.control.budgets import BUDGETS, BudgetKeeper, post_discounts
 from cavvy.control.clock import ControlClock
 from cavvy.control.deferred import Deferred, Notes
@@ -160,6 +160,7 @@ class ControlPlane:
         self.budgets, self._webhooks = self._make_reporters(dependencies.post)
         self.fair_queue = FairQueue(store, dependencies.half_life, dependencies.min_run)
         self.start_estimator = StartEstimator(store, self.pool, self.fair_queue)
+        self.job_counts = JobCounts(store)
         self._queue = self._make_queue()
         self._jobs = self._make_reconciler()
         self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)

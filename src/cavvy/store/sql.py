@@ -459,16 +459,16 @@ class Store:
         counted += " GROUP BY phase"
         return {JobPhase(phase): count for phase, count in await self._rows(counted, *values)}
 
-    async def count_by_project(self, project: ProjectFilter) -> Sequence[ProjectJobs]:
-        """Return the number of jobs of each project and phase that has any."""
-        where, values = in_projects("project", project)
+    async def count_by_project(self, phases: Collection[JobPhase]) -> Sequence[ProjectJobs]:
+        """Return the number of jobs of each project in each of these phases that has any."""
+        marks = ", ".join("?" * len(phases))
         sql = (
             "SELECT project, phase, COUNT(*), MIN(submitted_at) FROM jobs "
-            f"WHERE removed IS NULL AND {where} GROUP BY project, phase ORDER BY project, phase"
+            f"WHERE removed IS NULL AND phase IN ({marks}) GROUP BY project, phase"
         )
         return [
             ProjectJobs(project, JobPhase(phase), jobs, to_time(since))
-            for project, phase, jobs, since in await self._rows(sql, *values)
+            for project, phase, jobs, since in await self._rows(sql, *sorted(phases))
         ]
 
     async def waiting(

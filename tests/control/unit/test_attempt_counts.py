@@ -1,14 +1,19 @@
 """What the server counts of attempts, for its metrics."""
 
+import asyncio
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from math import inf
+from typing import Any, cast
 
+import pytest
 from tests.records import FIXED, make_attempt_record, make_job_record
 
-from cavvy.control.attempt_counts import AttemptCounts
-from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase
+from cavvy.control.attempt_counts import FRESH, AttemptCounts, JobCounts
+from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobPhase
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
+from cavvy.store.sql import ProjectJobs
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 PLACED = NOW + timedelta(seconds=40)
@@ -71,3 +76,31 @@ def test_the_memory_is_bounded() -> None:
     counts = AttemptCounts(NOW)
     note(counts, *(replace(ATTEMPT, id=f"a-{number}") for number in range(20_100)))
     assert len(counts._phases) == 20_000
+
+
+class CountedStore:
+    """Says that so many jobs have ended and wait, and notes what it was asked for."""
+
+    def __init__(self, ended: int) -> None:
+        self.ended, self.asked = ended, list[str]()
+
+    async def count_by_project(self, phases: Collection[JobPhase]) -> list[ProjectJobs]:
+        over = JobPhase.DONE in phases
+        self.asked.append("ended" if over else "live")
+        phase, jobs = (JobPhase.DONE, self.ended) if over else (JobPhase.QUEUED, 3)
+        return [ProjectJobs("p", phase, jobs, NOW)]
+
+
+@pytest.mark.parametrize(("ended", "counted"), [(10, 3), (1_000_000, 1)])
+def test_many_ended_jobs_are_counted_rarely(ended: int, counted: int) -> None:
+    store = CountedStore(ended)
+    counts = JobCounts(cast(Any, store))
+    for number in range(3):
+        found = asyncio.run(counts.count(NOW + number * timedelta(seconds=30)))
+        assert found == [
+            ProjectJobs("p", JobPhase.DONE, ended, NOW),
+            ProjectJobs("p", JobPhase.QUEUED, 3, NOW),
+        ]
+    assert (store.asked.count("ended"), store.asked.count("live")) == (counted, 3)
+    asyncio.run(counts.count(NOW + timedelta(seconds=90) + ended * FRESH))
+    assert store.asked.count("ended") == counted + 1

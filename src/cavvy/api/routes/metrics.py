@@ -77,7 +77,8 @@ async def metrics(request: Request, app_state: AppState, projects: ProjectFilter
 
 async def _add_jobs(figures: Figures, app_state: AppState, projects: ProjectFilter) -> None:
     now = app_state.now()
-    for count in await app_state.store.count_by_project(projects):
+    counts = await app_state.control_plane.job_counts.count(now)
+    for count in (each for each in counts if is_visible(each.project, projects)):
         figures.add(
             "cavvy_jobs",
             "Jobs by phase. Ended jobs count until they are removed.",
