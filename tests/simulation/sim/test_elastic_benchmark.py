@@ -1,5 +1,6 @@
 """benchmarks/elastic_policies.py plays jobs as the authors' simulators do."""
 
+import copy
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,9 +10,10 @@ from tests.public_data import data
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 from elastic_cluster.cluster import Machines, Memory, Place, Rule, Run, simulate
-from elastic_cluster.ours import Goodput
+from elastic_cluster.ours import Goodput, SizeTable
 from elastic_cluster.profiles import Profile
 from elastic_cluster.rules import Optimus, Tiresias, spread
+from elastic_cluster.typed_rules import Gavel, Sia
 from elastic_policies import HOMOGENEOUS, find_times, make_pollux, read_pollux
 
 CLUSTER = {"gpu": Machines(nodes=2, gpus=4)}
@@ -110,3 +112,44 @@ def test_published_times_are_reproduced(rule: Rule, published: float) -> None:
     simulate(jobs, HOMOGENEOUS, rule, interval=60, always=True)
     times = list(find_times(jobs))
     assert sum(times) / len(times) == pytest.approx(published, rel=0.01)
+
+
+@pytest.mark.parametrize("rule", [Gavel(10), Sia(SizeTable())])
+def test_rules_that_know_types_give_each_job_gpus_of_one(profile: Profile, rule: Rule) -> None:
+    cluster = {"gpu": Machines(nodes=2, gpus=4), "slow": Machines(nodes=1, gpus=1)}
+    profiles = {"gpu": profile, "slow": profile}
+    adaptive = isinstance(rule, Sia)
+    jobs = [
+        Run(name, profiles, 0.0, asked=1, batch=8, slowdown=1.2, tuned=adaptive, measures=adaptive)
+        for name in "abc"
+    ]
+    places = rule(10.0, jobs, cluster)
+    assert set(places) == {"a", "b", "c"}
+    assert sum(len(each.nodes) for each in places.values() if each.kind == "slow") <= 1
+    simulate(jobs, cluster, rule, interval=10, always=False)
+    assert all(job.finished for job in jobs)
+
+
+def test_gavel_gives_the_fast_type_to_the_job_that_makes_more_of_it(profile: Profile) -> None:
+    """Both would be faster on the fast type, which has one GPU; throughput decides."""
+    cluster = {"gpu": Machines(nodes=1, gpus=1), "slow": Machines(nodes=1, gpus=1)}
+    slower = replace_steps(profile, 1.5)
+    much_slower = replace_steps(profile, 8.0)
+    jobs = [
+        Run("little", {"gpu": profile, "slow": slower}, 0.0, asked=1, batch=8),
+        Run("much", {"gpu": profile, "slow": much_slower}, 0.0, asked=1, batch=8),
+    ]
+    places = Gavel(10)(10.0, jobs, cluster)
+    assert {name: each.kind for name, each in places.items()} == {"little": "slow", "much": "gpu"}
+
+
+def replace_steps(profile: Profile, factor: float) -> Profile:
+    """The same training on GPUs that need so many times as long."""
+    other = copy.copy(profile)
+
+    def slow_steps(placement: tuple[int, ...], samples: int) -> tuple[float, float] | None:
+        steps = profile.steps(placement, samples)
+        return None if steps is None else (steps[0] * factor, steps[1] * factor)
+
+    other.steps = slow_steps  # type: ignore[assignment]
+    return other
