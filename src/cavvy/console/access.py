@@ -22,6 +22,7 @@ from ipaddress import ip_address, ip_network
 from secrets import token_urlsafe
 from threading import Lock, Thread
 from typing import Protocol
+from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse
@@ -85,7 +86,7 @@ class OneUser:
         self._clients = ClientPool(client)
 
     def sign_in(self, secret: str) -> str:
-        if not _equal(secret, self.secret):
+        if not _equal(_read_key(secret), self.secret):
             raise SignInRefused("The address is not the one that `cavvy console` printed.")
         return self._cookie
 
@@ -102,6 +103,15 @@ class OneUser:
 
     def close(self) -> None:
         self._clients.close()
+
+
+def _read_key(text: str) -> str:
+    """Return the key of an address that the command prints, or the text if it is none."""
+    try:
+        keys = parse_qs(urlsplit(text).query).get("key")
+    except ValueError:
+        return text
+    return keys[0] if keys else text
 
 
 @dataclass

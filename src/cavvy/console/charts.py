@@ -28,6 +28,7 @@ _LABELS = 8  # most labels below a chart
 _STEPS = (1, 5, 15, 60, 300, 900, 3600, 3 * 3600, 12 * 3600, 86400, 7 * 86400, 30 * 86400)
 
 _DAY = timedelta(days=1)
+_SAME = 0.0002  # of the highest value: a smaller difference is shown as none
 _SERIES = 6  # the groups with the largest sums; the others are added up
 OTHERS = "others"
 _TODAY_S = 10.0  # seconds for which today's sums are kept
@@ -442,10 +443,11 @@ def show_figure(figure: str, value: float) -> str:
 
 
 def _bounds_of(low: float, high: float, figure: str) -> tuple[float, float]:
-    """Return the ends of a vertical axis: from 0 unless all values are far from it."""
+    """Return the ends of a vertical axis: from 0 unless all values are far from it, and differ by
+    more than a rounding of averages, such as those of a number of replicas."""
     if figure.endswith("_percent") and low >= 0:
         return 0.0, max(100.0, high)
-    if 0 <= low < high / 2 or low == high >= 0:
+    if low >= 0 and (low < high / 2 or high - low <= _SAME * high):
         return 0.0, high or 1.0
     margin = (high - low) * 0.05 or abs(high) or 1.0
     return low - margin, high + margin

@@ -63,6 +63,25 @@ def test_a_wrong_key_signs_nobody_in(key: str) -> None:
     assert browser.get("/machines", follow_redirects=False).status_code == 303
 
 
+@pytest.mark.parametrize("form", ["{}", "http://localhost:7/sign-in?key={}", " {} "])
+def test_the_printed_address_or_its_key_can_be_pasted(form: str) -> None:
+    access = OneUser(CannedClient(MACHINES))
+    browser = Browser(access)
+    page = browser.get("/machines").text
+    assert '<input name="token" type="password"' in page
+    data = {"token": form.format(access.secret)}
+    answer = browser.post("/sign-in?next=/machines", data=data, follow_redirects=False)
+    assert answer.headers["location"] == "/machines"
+    assert browser.get("/machines").status_code == 200
+
+
+@pytest.mark.parametrize("text", ["http://[", "?key=x", "http://localhost/sign-in"])
+def test_a_wrong_address_that_is_pasted_signs_nobody_in(text: str) -> None:
+    browser = Browser(OneUser(CannedClient(MACHINES)))
+    assert browser.post("/sign-in", data={"token": text}).status_code == 403
+    assert not browser.cookies
+
+
 @pytest.mark.parametrize("cookie", ["x", "é", ""])
 def test_a_wrong_cookie_signs_nobody_in(cookie: str) -> None:
     browser = Browser(OneUser(CannedClient(MACHINES)))

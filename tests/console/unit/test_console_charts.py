@@ -132,6 +132,16 @@ def test_the_chart_of_a_short_job_has_content() -> None:
     assert len({each.label for each in chart.marks}) == len(chart.marks)
 
 
+def test_a_chart_of_what_differs_by_rounding_begins_at_zero() -> None:
+    line = charts.Line("chat", 0.0, 60.0, [1.0, 0.999961, 1.0])
+    chart = charts.curves([line], "replicas")
+    assert chart is not None
+    assert chart.levels[0].label == "0"
+    far = charts.curves([charts.Line("chat", 0.0, 60.0, [90.0, 100.0])], "replicas")
+    assert far is not None
+    assert far.levels[0].label != "0"
+
+
 def test_curves_of_several_lines_have_colors_and_lengths_of_time() -> None:
     lines = [charts.Line(f"job {each}", each * 60.0, 60, [1000.0, 1001.0]) for each in range(2)]
     chart = charts.curves(lines, "loss")
