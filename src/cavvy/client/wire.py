@@ -200,6 +200,14 @@ class JobPage(Answer, frozen=True, kw_only=True):
     cursor: str | None
 
 
+class GpuUse(Answer, frozen=True, kw_only=True):
+    """How many GPUs were in use: of each kind the mean of each step since `begin`."""
+
+    begin: datetime
+    step_s: float
+    gpus: dict[str, list[float]]
+
+
 class JobMatches(Answer, frozen=True, kw_only=True):
     """A page of the jobs that a search found. `total` counts all of them."""
 

@@ -540,6 +540,17 @@ class Store:
         where, values = in_projects("project", project)
         return await self._all(ATTEMPTS, f"WHERE phase <> 'ended' AND {where} ORDER BY id", *values)
 
+    async def attempts_with_gpus(
+        self, project: ProjectFilter, since: datetime, limit: int
+    ) -> Sequence[Attempt]:
+        """Return the newest attempts with GPUs of the jobs that have not ended, or have ended since
+        then."""
+        where, values = in_projects("project", project)
+        jobs = f"SELECT id FROM jobs WHERE {where} AND (phase IN ({_LIVE}) OR ended_at >= ?)"
+        ordered = f"WHERE job_id IN ({jobs}) AND document LIKE ? ORDER BY id DESC LIMIT ?"
+        given = (*values, to_micros(since), '%"accelerator":"%', limit)
+        return await self._all(ATTEMPTS, ordered, *given)
+
     async def kept_attempts(self) -> Sequence[Attempt]:
         # the first condition lets the databases use an index that has few rows
         """Return all attempts whose gangs are kept warm for other jobs."""

@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (91, "400fa2f7fdc51e92")
+ROUTES = (92, "5edf8132ae1331fd")
 ROOT = Path(__file__).resolve().parents[3]
 
 

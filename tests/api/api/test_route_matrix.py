@@ -121,13 +121,14 @@ SENSITIVE: dict[tuple[str, str], set[str]] = {
     ("DELETE", "/v1/roles/{account}/{role}"): {"admin"},
 }
 # routes whose answers have no row of each project in these tests
-_NAMED = ("/v1/shares", "/v1/hosts", "/v1/reservations")
+_NAMED = ("/v1/gpu-use", "/v1/shares", "/v1/hosts", "/v1/reservations")
 # all other routes that read something of users -> how they find the project, and the permission that
 # they need, written by hand
 READS: dict[str, tuple[str, str | None]] = {
     "/v1/jobs": ("query", "view"),
     "/v1/arrays": ("query", "view"),
     "/v1/job-search": ("query", "view"),
+    "/v1/gpu-use": ("query", "view"),
     "/v1/projects/{project}/jobs/{name}/figures": ("path", "view"),
     "/v1/projects/{project}/offers": ("path", "view"),
     "/v1/projects/{project}/recipes": ("path", "view"),

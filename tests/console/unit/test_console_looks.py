@@ -244,7 +244,7 @@ def test_a_timeline_can_be_read_without_seeing_it() -> None:
 
 def test_the_spending_can_be_read_without_seeing_it() -> None:
     text = console_rig.sign_in(console_rig.CannedClient(everything())).get("/").text
-    table = text.split("Show as a table")[1].split("</table>")[0]
+    table = text.split('id="spent"')[1].split("Show as a table")[1].split("</table>")[0]
     assert '<th scope="row">04 Mar</th><td class="number">$1.50</td>' in table
     assert table.count("<tr>") == 15
 

@@ -85,6 +85,7 @@ def everything(**more: Any) -> dict[str, Any]:
     return {
         "/v1/jobs": jobs_by_phase(listing()),
         "/v1/job-search": wire.JobMatches(jobs=[listing()], total=1),
+        "/v1/gpu-use": wire.GpuUse(begin=NOW, step_s=1800.0, gpus={"H100": [0.0, 8.0, 4.0]}),
         "/v1/shares": ShareReport(half_life_days=7, projects=[]),
         "/v1/pools": [],
         "/v1/audit-log": AuditLogPage(records=[]),
@@ -108,6 +109,8 @@ def test_the_overview_counts_and_adds_up() -> None:
     text = sign_in(CannedClient(everything())).get("/").text
     assert "<b>1</b> running" in text
     assert "<b>2</b> nodes" in text
+    assert "GPUs in use in the last 24 hours" in text
+    assert "H100" in text.partition('id="gpu-use"')[2].partition("</section>")[0]
     assert "<b>$25.00</b> per hour now" in text
     assert "Spending in the last 14 days: $21.00" in text
     assert "9m00s ago: the work runs" not in text, "the job has not failed"

@@ -3,6 +3,7 @@
 import asyncio
 from datetime import datetime, timedelta
 from math import inf, nan
+from typing import Any
 
 import pytest
 from tests.contract.store_suite import (
@@ -794,3 +795,21 @@ async def test_jobs_are_searched_sorted_and_counted(store: Store) -> None:
         assert sorted(await found(order=order)) == ["j1", "j2", "j3"]
     page = await store.search_jobs(JobSearch(offset=1, limit=1), NOW)
     assert ([job.id for job in page.jobs], page.total) == (["j2"], 3)
+
+
+async def test_attempts_with_gpus_are_those_of_recent_jobs(store: Store) -> None:
+    offer = replace(make_offer(), accelerator="H100", accelerator_count=8)
+    ended: dict[str, Any] = {"phase": JobPhase.DONE, "ended_at": NOW}
+    for name, job in {"now": {}, "new": ended, "old": ended | {"ended_at": after(-3600)}}.items():
+        stored = await submit(store, name, name=name, **job)
+        gpu = make_attempt(stored, id=f"a-{name}", offer=offer)
+        cpu = make_attempt(stored, 2, id=f"b-{name}")
+        await store.commit(AtomicWrite(attempts=[gpu, cpu]))
+
+    async def found(project: str | None = None, limit: int = 9) -> list[str]:
+        read = await store.attempts_with_gpus(project, NOW - timedelta(minutes=1), limit)
+        return [each.id for each in read]
+
+    assert await found() == ["a-now", "a-new"]
+    assert await found("p", 1) == ["a-now"]
+    assert await found("other") == []

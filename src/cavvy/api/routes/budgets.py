@@ -26,9 +26,11 @@ from cavvy.api.rules import (
 from cavvy.api.wire import view
 from cavvy.client import ledger_wire
 from cavvy.client import policy_wire as wire
+from cavvy.client.wire import GpuUse
 from cavvy.control.budgets import BUDGETS, filter_budget, read_parents, sum_budget
 from cavvy.control.decide.budgets import month_limit
 from cavvy.control.running_costs import sum_to_now
+from cavvy.costs.gpu_use import count_gpus
 from cavvy.costs.statements import DAYS, forecast_month
 from cavvy.domain.accounts import Permission
 from cavvy.domain.budgets import BudgetRequest, SpendingBudget
@@ -247,6 +249,23 @@ async def _read_days(
         days.append(sums[0].amount.micros if sums else 0)
     first = next((i for i, each in enumerate(days) if each), len(days))
     return days[first:]
+
+
+_USE_STEP, _USE_STEPS = timedelta(minutes=30), 48  # of the GPUs in use
+_MOST_ATTEMPTS = 5000  # of which these are counted
+
+
+@router.get("/gpu-use", rule=in_query(Permission.VIEW))
+async def gpu_use(app_state: AppState, projects: ProjectFilter) -> GpuUse:
+    """Get how many GPUs were in use in the last 24 hours."""
+    now = app_state.now()
+    last = now - timedelta(
+        microseconds=round(now.timestamp() * 1e6) % round(1e6 * _USE_STEP.total_seconds())
+    )
+    begin = last - (_USE_STEPS - 1) * _USE_STEP
+    found = await app_state.store.attempts_with_gpus(projects, begin, _MOST_ATTEMPTS)
+    means = count_gpus(found, begin, _USE_STEP, _USE_STEPS, now)
+    return GpuUse(begin=begin, step_s=_USE_STEP.total_seconds(), gpus=dict(means))
 
 
 _LAST = 2**63 - 1  # the largest number that the databases can store

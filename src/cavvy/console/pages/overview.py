@@ -9,7 +9,7 @@ from starlette.requests import Request
 from cavvy.client import ApiClient
 from cavvy.client.policy_wire import BudgetView, list_budgets
 from cavvy.client.service_wire import NamedService, list_named_services
-from cavvy.client.wire import JobListing, NodeListing
+from cavvy.client.wire import GpuUse, JobListing, NodeListing
 from cavvy.console import charts
 from cavvy.console.charts import spending_by_day, total_of
 from cavvy.console.pages.page import UNFINISHED, Page, memory_of, try_part
@@ -21,6 +21,7 @@ _READ = 60  # newest rows, of which replicas are left out
 _ATTENTION = timedelta(days=1)  # how long a failed job needs attention
 _LONG = timedelta(minutes=30)  # after which a job that waits needs attention
 _IDLE = timedelta(minutes=15)  # after which GPUs that do nothing need attention
+_MOST_KINDS = 6  # of GPUs in a chart
 _MOST_TOLD = 5  # jobs that wait, and nodes with idle GPUs
 _FULL = 0.8  # the used share of a budget from which it needs attention
 
@@ -45,6 +46,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
             "waiting": [each for each in unfinished.jobs if _waits_long(each, now)][:_MOST_TOLD],
             "idle": [each for each in nodes if _is_idle(each)][:_MOST_TOLD],
             "gpus": _count_gpus(nodes),
+            "use": memory.recall("gpu-use", lambda: _draw_use(client)),
             "nodes": len(nodes),
             "rate_micros": sum(each.rate_micros_per_hour for each in nodes),
             "days": days,
@@ -80,6 +82,15 @@ def _count_gpus(nodes: Sequence[NodeListing]) -> Mapping[str, float]:
         if each.accelerator:
             counts[each.accelerator] += each.accelerator_count  # type: ignore[assignment]
     return dict(counts.most_common())
+
+
+def _draw_use(client: ApiClient) -> charts.Chart | None:
+    """Return a chart of the GPUs in use over the day, or None if there were none."""
+    use = try_part(lambda: client.ask("/v1/gpu-use", GpuUse)).value
+    if use is None or not use.gpus:
+        return None
+    lines = [charts.Line(name, 0.0, use.step_s, means) for name, means in use.gpus.items()]
+    return charts.curves(lines[:_MOST_KINDS], "gpus", use.begin)
 
 
 def _find_problem(client: ApiClient) -> str:
