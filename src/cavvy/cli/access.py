@@ -187,11 +187,22 @@ def _speak(project: str, target: str) -> None:
 @click.argument("target", metavar="TARGET", shell_complete=complete_copies)
 @project_option
 @click.option("-q", "--quiet", is_flag=True, help="Show no progress.")
+@click.option(
+    "--checkpoint",
+    is_flag=True,
+    help="Copy the newest checkpoint of the job SOURCE to a new folder, also after the job's end.",
+)
 @replace_option
-def cp_command(source: str, target: str, project: str, quiet: bool, replace: bool) -> None:
+def cp_command(
+    source: str, target: str, project: str, quiet: bool, checkpoint: bool, replace: bool
+) -> None:
     """Copy a file or folder to or from a job's node. The path on the node is NAME[:RANK]:PATH.
 
     cavvy cp digits:out/weights.pt . · cavvy cp data/ digits:1:/tmp/data
+
+    What an ended job saved in its checkpoint folder is copied by its name alone:
+
+    cavvy cp --checkpoint digits weights
 
     A relative path on a node starts in the job's folder. Files from a node are written only below
     TARGET: names outside TARGET are refused, links that lead out of the folder are skipped, a .git
@@ -202,8 +213,11 @@ def cp_command(source: str, target: str, project: str, quiet: bool, replace: boo
     in one that was copied before, where a file that you have changed is not replaced. Elsewhere,
     the names and differences are shown first, and you are asked.
     """
-    from cavvy.cli.reach.copying import copy
+    from cavvy.cli.reach.copying import copy, copy_checkpoint
 
+    if checkpoint:
+        copy_checkpoint(source, target, project, quiet)
+        return
     copy(source, target, project, quiet, replace=replace)
 
 

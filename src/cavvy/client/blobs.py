@@ -287,17 +287,23 @@ class _NotWritten(Exception):
 
 
 def download_snapshot(
-    client: "ApiClient", project: str, snapshot: str, below: str, folder: Path
+    client: "ApiClient",
+    project: str,
+    snapshot: str,
+    below: str,
+    folder: Path,
+    note: Callable[[str], object] = str,
 ) -> None:
-    """Write the files in the folder `below` of a snapshot to `folder`, without its links. Raises
-    ApiError, also `answer-unknown` if the server sends something else, and OSError."""
+    """Write the files in the folder `below` of a snapshot to `folder`, without its links. `note` is
+    called with the path of each that is there. Raises ApiError, also `answer-unknown` if the server
+    sends something else, and OSError."""
     start = f"{below.strip('/')}/" if below.strip("/") else ""
     files = [
         (each.path.removeprefix(start), each.sha256, each.size)
         for each in read_snapshot(client, project, snapshot)
         if each.sha256 and each.path.startswith(start)
     ]
-    download_files(client, project, files, folder)
+    download_files(client, project, files, folder, note)
 
 
 def read_snapshot(client: "ApiClient", project: str, snapshot: str) -> list[FolderEntry]:

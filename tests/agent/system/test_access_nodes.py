@@ -30,6 +30,7 @@ from tests.waits import PATIENCE_S
 from cavvy.client import ApiClient, connect
 
 pytestmark = pytest.mark.system
+NAMES = ("saved", "none")  # jobs that end
 CAVVY = [sys.executable, "-P", "-c", "from cavvy.cli.main import main; main()"]
 
 
@@ -392,3 +393,30 @@ def test_a_line_ends_with_its_user_its_job_and_its_server(
     user.stdout.close()
     user.stderr.close()
     kill_server(home)
+
+
+def test_the_checkpoint_of_an_ended_job_is_copied(home: Path, tmp_path: Path) -> None:
+    run = "mkdir -p state/deep state/.git; echo a > state/deep/w; echo b > state/.git/config"
+    with connect() as client:
+        client.submit(f"{{name: saved, checkpoint: state, run: '{run}; ln -s /etc state/l'}}")
+        client.submit("{name: none, run: 'true'}")
+        wait_until(lambda: {client.job("default", each).phase for each in NAMES} == {"done"})
+    folder = tmp_path / "out"
+    hint = cavvy("cp", "saved:state", str(folder))
+    assert hint.returncode == 1
+    assert b"`cavvy cp --checkpoint saved FOLDER` copies its newest checkpoint" in hint.stderr
+    assert not folder.exists()
+    done = cavvy("cp", "--checkpoint", "saved", str(folder))
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr
+    found = {str(each.relative_to(folder)) for each in folder.rglob("*") if not each.is_dir()}
+    assert found == {"deep/w", ".git/config"}
+    assert (folder / "deep/w").read_text() == "a\n"
+    assert b".git" in done.stderr  # named, since git would obey it
+    assert [each.name for each in tmp_path.iterdir() if "part" in each.name] == []
+    again = cavvy("cp", "--checkpoint", "saved", str(folder))
+    assert (again.returncode, (folder / "saved/deep/w").read_text()) == (0, "a\n")
+    twice = cavvy("cp", "--checkpoint", "saved", str(folder))
+    assert (twice.returncode, b"needs a new folder" in twice.stderr) == (2, True)
+    refused = cavvy("cp", "--checkpoint", "none", str(tmp_path / "no"))
+    assert (refused.returncode, b"has no checkpoint" in refused.stderr) == (1, True)
+    assert not (tmp_path / "no").exists()

@@ -654,9 +654,11 @@ def say_what_to_do(job: JobRecord) -> str:
     if job.phase in JOB_ENDS and job.task.machine is not None:
         return f"`cavvy dev --machine {job.task.machine}` opens a session on the job's machine"
     if job.phase in JOB_ENDS:
+        saved = f"`cavvy cp --checkpoint {named(job)} FOLDER` copies its newest checkpoint; "
         return (
             f"`cavvy logs {named(job)}` shows the job's output; "
-            f"`cavvy rerun {named(job)}` runs the job again"
+            + (saved if job.task.checkpoint is not None else "")
+            + f"`cavvy rerun {named(job)}` runs the job again"
         )
     return f"`cavvy status {named(job)}` shows the job's nodes, and what the job waits for"
 

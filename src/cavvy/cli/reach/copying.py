@@ -20,6 +20,7 @@ from cavvy.cli.reach.received import (
     agree_to_arrival,
     check_room,
     find_obeyed,
+    find_obeyed_files,
     is_git_folder,
     is_in_git_folder,
     name_some,
@@ -29,7 +30,7 @@ from cavvy.cli.reach.received import (
     stays_inside,
 )
 from cavvy.cli.reach.tunnel import with_tunnel
-from cavvy.cli.view.failure import CommandFailure, escape_controls
+from cavvy.cli.view.failure import CommandFailure, escape_controls, note_out
 from cavvy.cli.view.formatting import show_size
 from cavvy.client.landing import PART, Landing, Receipts, name_part
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from cavvy.client.tunnel import NodeTunnel
 
 _PIECE = 256 * 1024
+_CHECKPOINT = "checkpoint"  # the folder of a snapshot in which the server lays a checkpoint
 _AHEAD = 8  # maximum number of chunks in flight
 _T = TypeVar("_T")
 
@@ -77,6 +79,53 @@ def copy(source: str, target: str, project: str, quiet: bool, *, replace: bool =
             f"{str(error.filename).removesuffix(PART)}: {error.strerror}"
         ) from error
     bar.done()
+
+
+def copy_checkpoint(name: str, target: str, project: str, quiet: bool) -> None:
+    """Copy the newest checkpoint of a job, also of an ended one, to the new or empty folder
+    `target`, or into a new folder with the job's name in it. Raises CommandFailure, ApiError.
+    """
+    from cavvy.cli.reach.names import find_job
+    from cavvy.cli.reach.session import session
+    from cavvy.client.blobs import download_snapshot
+    from cavvy.client.model_folder import make_model_folder
+
+    if ":" in name:
+        hint = f"write `cavvy cp --checkpoint {name.partition(':')[0]} {target}`"
+        raise CommandFailure("--checkpoint copies the whole checkpoint of a job", hint, 2)
+    bar = _Bar(quiet or not sys.stderr.isatty())
+    with session() as client:
+        job = find_job(client, project, name)
+        folder = _choose_folder(Path(target).expanduser(), job.name)
+        made = make_model_folder(client, job.project, job.name, [], _CHECKPOINT)
+        sizes = {each.path: each.size for each in made.files}
+        bar.total = sum(sizes.values())
+
+        def note(path: str) -> None:
+            bar.files += 1
+            bar.move(sizes.get(path, 0))
+
+        # The part is that of this checkpoint: a later one does not go on with its files.
+        part = folder.with_name(name_part(f"{folder.name}.{made.snapshot[:16]}"))
+        try:
+            download_snapshot(client, job.project, made.snapshot, _CHECKPOINT, part, note)
+            part.replace(folder)
+        except OSError as error:
+            raise CommandFailure(f"{error.filename or folder}: {error.strerror}") from error
+    bar.done()
+    if obeyed := find_obeyed_files(sizes):
+        _note_obeyed(obeyed)
+
+
+def _choose_folder(target: Path, name: str) -> Path:
+    """Return the new or empty folder for a checkpoint: `target`, or `name` in it."""
+    if target.is_dir() and any(target.iterdir()):
+        target /= name
+    if target.is_symlink() or target.is_file() or (target.is_dir() and any(target.iterdir())):
+        message = f"{escape_controls(str(target))} exists, and a checkpoint needs a new folder"
+        raise CommandFailure(message, "name a folder that does not exist yet", 2)
+    _refuse_git(target)
+    return target
 
 
 def _read_side(text: str) -> tuple[str, str] | None:
@@ -133,12 +182,7 @@ async def _fetch(
         )
     elif not target.parent.is_dir():
         raise CommandFailure(f"{target}: {os.strerror(errno.ENOENT)}")
-    if is_in_git_folder(target):
-        raise CommandFailure(
-            f"{escape_controls(str(target))} is in a git folder, and nothing was copied; git would "
-            "run the programs that the node's settings and hooks name",
-            "copy into a new folder",
-        )
+    _refuse_git(target)
     items, kept = _keep_repositories(items, target)
     bar.total = sum(item.size for item in items if item.kind == stat.S_IFREG)
     with Receipts(target) as receipts, Landing(target.parent) as landing:
@@ -163,6 +207,15 @@ async def _fetch(
         raise CommandFailure(
             f"these links may lead out of the folder and were skipped: {name_some(out)}",
             "all other files were copied; to copy the links' targets too, give the targets' paths",
+        )
+
+
+def _refuse_git(target: Path) -> None:
+    if is_in_git_folder(target):
+        raise CommandFailure(
+            f"{escape_controls(str(target))} is in a git folder, and nothing was copied; git would "
+            "run the programs that the node's settings and hooks name",
+            "copy into a new folder",
         )
 
 
@@ -246,11 +299,15 @@ def _keep_repositories(
 def _tell_obeyed(items: Sequence[CopyItem]) -> None:
     """Tell the user which copied files can make programs on this machine run other programs."""
     if obeyed := find_obeyed(items):
-        sys.stderr.write(
-            f"note: git, shells and editors here may run programs that these name: "
-            f"{name_some(obeyed)}; Cavvy's own commands run none of them. Look at them before "
-            "you use such a tool in the copy\n"
-        )
+        _note_obeyed(obeyed)
+
+
+def _note_obeyed(names: Sequence[str]) -> None:
+    note_out(
+        "git, shells and editors here may run programs that these name: "
+        f"{name_some(names)}; Cavvy's own commands run none of them. Look at them before "
+        "you use such a tool in the copy"
+    )
 
 
 def _tell_skipped(items: "Iterable[CopyItem]", unlisted: Sequence[tuple[str, str]]) -> None:
