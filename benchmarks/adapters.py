@@ -28,12 +28,14 @@ from pathlib import Path
 
 from measure import table
 
-from cavvy.capabilities.serving.gateway.adapters import (
+from cavvy.capabilities.language_models.adapters import (
     LoadTimes,
     ReplicaAdapters,
     choose_waiting,
     count_waits,
 )
+from cavvy.capabilities.language_models.cache_routing import CacheRouter, Visit
+from cavvy.capabilities.language_models.prompts import Prompt
 from cavvy.capabilities.serving.gateway.balancing import (
     FULL,
     choose_by_key,
@@ -41,9 +43,7 @@ from cavvy.capabilities.serving.gateway.balancing import (
     hash_key,
     make_ring,
 )
-from cavvy.capabilities.serving.gateway.cache_routing import CacheRouter, Visit
 from cavvy.capabilities.serving.gateway.config import AdapterTerms, ReplicaAddress
-from cavvy.capabilities.serving.gateway.prompts import Prompt
 
 ADDRESS = ReplicaAddress(id="r", host="127.0.0.1", port=1)
 
@@ -187,7 +187,9 @@ class Replay:
         self.rules.answer(request, now)
         adapters = replica.adapters
         ready = (each for each in list(islice(self.waiting, 100)) if adapters.takes(each.adapter))
-        found = choose_waiting(ready, adapters) if self.picks else next(ready, None)
+        found = (
+            choose_waiting(ready, adapters, lambda each: each) if self.picks else next(ready, None)
+        )
         if found is not None and self._start(found, now):
             del self.waiting[found]
 

@@ -23,9 +23,9 @@ from typing import Protocol
 
 from measure import table
 
+from cavvy.capabilities.language_models.cache_routing import CacheRouter, Visit
+from cavvy.capabilities.language_models.prompts import Prompt
 from cavvy.capabilities.serving.gateway.balancing import hash_key
-from cavvy.capabilities.serving.gateway.cache_routing import CacheRouter, Visit
-from cavvy.capabilities.serving.gateway.prompts import Prompt
 
 BLOCK = 512  # tokens
 PASS_TOKENS = 8192

@@ -22,7 +22,7 @@ from tests.contract.replica_stand_in import ReplicaStandIn
 from cavvy.capabilities.serving.gateway.client_keys import SERVICE_KEY
 
 of_models = pytest.mark.skipif(
-    find_spec("cavvy.capabilities.language_models") is None, reason="it has the paths of models"
+    find_spec("cavvy.capabilities.language_models") is None, reason="it is what language models add"
 )
 KEY = "a-random-key-of-a-test"
 MADE = f"{SERVICE_KEY}of-the-keyed-service"  # as Cavvy makes its keys

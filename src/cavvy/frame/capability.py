@@ -154,4 +154,8 @@ class Capability(NamedTuple):
     # the class of the gateway's paths that belong to no single service
     # (`capabilities.serving.gateway.door.SharedPaths`)
     gateway_paths: str = ""
+    # the classes of the gateway's meters, which read from answers what requests used, and of what
+    # chooses their replicas (those of `capabilities.serving.gateway.extensions`)
+    gateway_meters: str = ""
+    gateway_scorer: str = ""
     tools: tuple[str, ...] = ()  # functions that coding agents may call: they read, or cost nothing

@@ -19,7 +19,7 @@ from tests.contract.gateway_suite import KEY, KEYED
 from tests.contract.http_talk import Talk, ask, write_request
 from tests.waits import PATIENCE_S
 
-from cavvy.capabilities.serving.gateway.response_holders import ResponseHolders
+from cavvy.capabilities.language_models.response_holders import ResponseHolders
 
 openai = pytest.importorskip("openai", reason="`make setup-dev` installs OpenAI's client")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.contract.gateway_process import GatewayProcess, wait_for
+from tests.contract.gateway_suite import of_models
 from tests.contract.http_talk import Talk, ask, write_request
 from tests.contract.replica_stand_in import ReplicaStandIn
 
@@ -75,6 +76,7 @@ def test_a_request_whose_body_arrives_after_the_end_of_its_service_is_answered(
         assert talk.read().status == 404
 
 
+@of_models
 def test_a_replica_whose_engine_tells_of_other_requests_gets_no_prompts(
     plane: GatewayProcess, replica: ReplicaStandIn
 ) -> None:

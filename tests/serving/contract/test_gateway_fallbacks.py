@@ -15,6 +15,7 @@ import pytest
 from tests.certificates import Authority
 from tests.contract.engine_stand_in import EngineStandIn
 from tests.contract.gateway_process import GatewayProcess, wait_for
+from tests.contract.gateway_suite import of_models
 from tests.contract.http_talk import Reply, Talk, ask, write_request
 from tests.contract.replica_stand_in import Seen
 
@@ -156,6 +157,7 @@ def chat(gateway: GatewayProcess, service: str = "llm", **more: Any) -> Reply:
     return ask(gateway.port, "POST", path, body, **JSON, **headers)
 
 
+@of_models
 def test_a_cold_service_is_answered_by_the_api(gateway: GatewayProcess, api: ApiStandIn) -> None:
     private = {"authorization": "Bearer of-the-client", "cookie": "a=b", "x_forwarded_for": "9.9"}
     reply = chat(gateway, headers=private | {"openai_organization": "org-1"})
@@ -180,6 +182,7 @@ def test_a_cold_service_is_answered_by_the_api(gateway: GatewayProcess, api: Api
     assert work["tokens"]["big"]["completion"] >= 5, "the model that answered"
 
 
+@of_models
 def test_streams_pass_and_are_counted(gateway: GatewayProcess, api: ApiStandIn) -> None:
     before = read_tokens(gateway)
     reply = chat(gateway, stream=True, max_tokens=40)
@@ -217,6 +220,7 @@ def test_what_an_api_must_not_send_is_not_passed_on(
     assert "cavvy-served-by" not in reply.headers
 
 
+@of_models
 def test_an_error_of_the_request_is_passed_on(gateway: GatewayProcess, api: ApiStandIn) -> None:
     body = b'{"error": {"message": "too long"}}'
     head = b"HTTP/1.1 400 B\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n"
@@ -260,6 +264,7 @@ def test_requests_that_must_stay_reach_no_api(
     assert not engine.seen
 
 
+@of_models
 def test_another_service_answers_with_its_own_model(
     gateway: GatewayProcess, api: ApiStandIn, engine: ApiStandIn
 ) -> None:
@@ -276,6 +281,7 @@ def test_another_service_answers_with_its_own_model(
     assert (reply.status, reply.headers["cavvy-served-by"]) == (200, "api.example")
 
 
+@of_models
 @pytest.mark.parametrize(
     "sends", [b"", b"HTTP/1.1 503 S\r\nContent-Length: 0\r\n\r\n", b"SSH-2.0\r\n\r\n"]
 )
@@ -295,6 +301,7 @@ def test_a_replica_that_fails_before_the_response_is_replaced(
     assert "cavvy-served-by" not in reply.headers
 
 
+@of_models
 def test_a_replica_may_fail_after_it_refused_to_state_its_usage(
     gateway: GatewayProcess, api: ApiStandIn, engine: ApiStandIn
 ) -> None:
@@ -329,6 +336,7 @@ def test_nothing_is_repeated_after_the_first_byte(
     assert not api.seen
 
 
+@of_models
 def test_the_price_counts_in_the_limit_of_the_key(gateway: GatewayProcess, api: ApiStandIn) -> None:
     key = {"authorization": "Bearer day"}
     assert chat(gateway, "spent", max_tokens=10, headers=key).status == 200
@@ -337,6 +345,7 @@ def test_the_price_counts_in_the_limit_of_the_key(gateway: GatewayProcess, api: 
     assert b"<$0.01 a day" in refused.body
 
 
+@of_models
 def test_an_api_that_never_ends_is_bounded(gateway: GatewayProcess, api: ApiStandIn) -> None:
     api.sends = HEAD + b"\r\n" + b" " * (66 << 20)
     with Talk(gateway.port) as talk:
@@ -356,6 +365,7 @@ def test_an_api_that_never_ends_is_bounded(gateway: GatewayProcess, api: ApiStan
     wait_for(lambda: not api.in_flight)
 
 
+@of_models
 def test_a_full_queue_sends_requests_to_fallbacks(
     gateway: GatewayProcess, api: ApiStandIn, engine: ApiStandIn
 ) -> None:
@@ -379,6 +389,7 @@ def respond(gateway: GatewayProcess, service: str, last: str | None = None) -> R
     return ask(gateway.port, "POST", f"/default/{service}/v1/responses", body, **JSON)
 
 
+@of_models
 def test_a_response_is_continued_only_where_it_was_made(
     gateway: GatewayProcess, api: ApiStandIn, engine: ApiStandIn
 ) -> None:
@@ -424,6 +435,7 @@ class TlsApi(BaseHTTPRequestHandler):
         self.wfile.write(b"{}")
 
 
+@of_models
 def test_an_api_needs_a_certificate_for_its_name_that_the_system_trusts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

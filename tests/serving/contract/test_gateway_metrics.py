@@ -13,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.contract.engine_stand_in import EngineStandIn
 from tests.contract.gateway_process import GatewayProcess, wait_for
+from tests.contract.gateway_suite import of_models
 from tests.contract.http_talk import Background, Reply, Talk, ask
 from tests.system.ports import free_port
 from tests.waits import START_S
@@ -79,6 +80,7 @@ def chat(gateway: GatewayProcess, text: str) -> int:
     return ask(gateway.port, "POST", path, body, host="llm.example").status
 
 
+@of_models
 def test_each_metric_of_the_page_moves(gateway: GatewayProcess, engine: EngineStandIn) -> None:
     before = scrape(gateway)
     prompt = "the same long beginning of a prompt " * 200

@@ -21,8 +21,8 @@ from cavvy.capabilities.serving.decide.traffic import (
     ServiceTraffic,
     add_reports,
 )
+from cavvy.capabilities.serving.gateway.answer_times import AnswerTimes, FirstToken
 from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
-from cavvy.capabilities.serving.gateway.token_meter import AnswerTimes, FirstToken
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
 from cavvy.capabilities.serving.loads import TokenTimes
 from cavvy.capabilities.serving.services_command import _show_objective, _show_speed

@@ -39,7 +39,6 @@ from cavvy.capabilities.serving.gateway.exchange import Exchange
 from cavvy.capabilities.serving.gateway.heads import parse_request
 from cavvy.capabilities.serving.gateway.own_answers import AnswerCode, OwnAnswer
 from cavvy.capabilities.serving.gateway.service_queue import ServiceQueue
-from cavvy.capabilities.serving.gateway.token_meter import meter_tokens
 from cavvy.domain.values import Struct
 
 Target = tuple[ServiceQueue, ClientKey | None]
@@ -458,7 +457,7 @@ class BatchRun:
             return
         about = b"%bX-Request-Id: %b\r\n\r\n" % (service.prefix_field, request_id)
         exchange = Exchange(sink, service.entry, head, start + head.fields + about, monotonic())
-        meter_tokens(exchange, service.engine, head.target, line.model)
+        service.meters.open(exchange, head.target, line.model)
         exchange.key_id, exchange.places, exchange.model = key_id, places, line.model
         sink.exchange = exchange
         self._in_flight[sink] = line

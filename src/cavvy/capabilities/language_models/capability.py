@@ -18,4 +18,6 @@ CAPABILITY = Capability(
     ),
     docs=("guides/language-models.md",),
     gateway_paths=f"{_HERE}.paths:ModelPaths",
+    gateway_meters=f"{_HERE}.token_meter:EngineTerms",
+    gateway_scorer=f"{_HERE}.scorer:ModelScorer",
 )

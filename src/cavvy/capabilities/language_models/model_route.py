@@ -16,19 +16,20 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from cavvy.capabilities.language_models.model_list import MODEL, MODELS, answer_rows, describe_model
+from cavvy.capabilities.language_models.response_holders import PATH as RESPONSE
+from cavvy.capabilities.language_models.response_holders import read_response_id
+from cavvy.capabilities.language_models.scorer import ModelScorer
 from cavvy.capabilities.language_models.upload_form import find_boundary
 from cavvy.capabilities.serving.gateway.bodies import NO_JSON
 from cavvy.capabilities.serving.gateway.config import USUAL_PROJECT, ClientKey, GatewayLimits
 from cavvy.capabilities.serving.gateway.heads import RequestHead
-from cavvy.capabilities.serving.gateway.model_list import MODEL, MODELS, answer_rows, describe_model
 from cavvy.capabilities.serving.gateway.other_origins import (
     is_preflight,
     may_call,
     write_permission,
 )
 from cavvy.capabilities.serving.gateway.own_answers import ANSWERS, Answer, AnswerCode, OwnAnswer
-from cavvy.capabilities.serving.gateway.response_holders import PATH as RESPONSE
-from cavvy.capabilities.serving.gateway.response_holders import read_response_id
 from cavvy.capabilities.serving.gateway.seams import ClientRequest, OpenRequest
 from cavvy.capabilities.serving.gateway.service_queue import ServiceQueue
 from cavvy.domain.values import Struct
@@ -236,7 +237,7 @@ class ModelRoutes:
         if not services and self._may_need_key:
             return OwnAnswer(401, AnswerCode.NO_KEY, _say_keyless(at))
         made = read_response_id(at.path)
-        found = [each for each in services if each.holds_response(made)] or services
+        found = [each for each in services if _holds(each, made)] or services
         if len(found) != 1:
             where = f"ask its service, such as at {at.root or '/PROJECT'}/SERVICE/v1/responses/ID"
             text = f"no replica is known to hold the response {made[:80]!r}; {where}"
@@ -427,3 +428,8 @@ def _bad_request(text: str) -> OwnAnswer:
 def _say_keyless(at: ModelPath, what: str = "these models") -> str:
     message = f"{what} cannot be called without a key; send a key as `Authorization: Bearer KEY`"
     return message if at.project else f"{message}; {_OTHER_PROJECTS}"
+
+
+def _holds(service: ServiceQueue, response_id: str) -> bool:
+    scorer = service.scorer
+    return isinstance(scorer, ModelScorer) and scorer.holds(response_id)

@@ -3,9 +3,7 @@ the page that sent the request, the request's key, the rate of requests, its siz
 which it must stay.
 """
 
-import re
 import time
-from urllib.parse import unquote_to_bytes
 
 from cavvy.capabilities.serving.gateway.config import GatewayConfig, RateLimit
 from cavvy.capabilities.serving.gateway.deferred import (
@@ -17,7 +15,6 @@ from cavvy.capabilities.serving.gateway.deferred import (
 from cavvy.capabilities.serving.gateway.exchange import Exchange
 from cavvy.capabilities.serving.gateway.fallbacks import Fallbacks
 from cavvy.capabilities.serving.gateway.heads import NO_LENGTH
-from cavvy.capabilities.serving.gateway.model_list import answer_models
 from cavvy.capabilities.serving.gateway.other_origins import (
     is_preflight,
     may_call,
@@ -26,12 +23,8 @@ from cavvy.capabilities.serving.gateway.other_origins import (
 from cavvy.capabilities.serving.gateway.own_answers import Answer, AnswerCode, OwnAnswer
 from cavvy.capabilities.serving.gateway.seams import ClientRequest, OpenRequest
 from cavvy.capabilities.serving.gateway.service_queue import ServiceQueue
-from cavvy.capabilities.serving.gateway.token_meter import meter_tokens
 from cavvy.capabilities.serving.gateway.traces import RequestTraces, TracedSink
 from cavvy.domain.values import Struct
-
-# routes of engines that change the adapters of all clients, or load files of the replica
-_ADAPTER_ROUTE = re.compile(rb"(?i)^[^?]*lora[_-]adapter")
 
 
 class Preferences(Struct, frozen=True, kw_only=True):
@@ -72,8 +65,7 @@ class Admission:
             return answer
         if service.guarded and (answer := _refuse_client(request, service)):
             return answer
-        answer = _refuse_request(request, service) or answer_models(route, head, request.below)
-        if answer:
+        if answer := _refuse_request(request, service) or service.scorer.answer(request):
             return answer
         if request.below.startswith(RESULTS) and head.length == 0:
             call_id = request.below[len(RESULTS) :].decode()
@@ -125,7 +117,7 @@ class Admission:
         exchange = Exchange(request.sink, service.entry, head, out_head, request.arrived_at)
         if request.model:
             exchange.model = request.model
-        meter_tokens(exchange, service.engine, request.below, request.model)
+        service.meters.open(exchange, request.below, request.model)
         return exchange
 
     def _make_exchange(
@@ -149,8 +141,8 @@ class Admission:
         return exchange
 
     def _add_sinks(self, exchange: Exchange, request: ClientRequest, service: ServiceQueue) -> None:
-        """Let the response pass what counts its tokens, and what replaces a failed response."""
-        meter_tokens(exchange, service.engine, request.below, request.model)
+        """Let the response pass what counts it, and what replaces a failed response."""
+        service.meters.open(exchange, request.below, request.model)
         if service.route.fallbacks:
             self._fallbacks.guard(exchange, service, request)
 
@@ -243,9 +235,6 @@ def _refuse_request(request: ClientRequest, service: ServiceQueue) -> OwnAnswer 
         service.refuse()
         text = f"the request's body is too large; the limit is {route.body_max} bytes"
         return OwnAnswer(413, AnswerCode.TOO_LARGE, text)
-    if route.adapters is not None and _ADAPTER_ROUTE.search(unquote_to_bytes(request.below)):
-        service.refuse()
-        return OwnAnswer(403, AnswerCode.BAD_REQUEST, "the gateway itself loads adapters")
     return None
 
 

@@ -35,7 +35,6 @@ from cavvy.capabilities.serving.gateway.own_answers import (
 from cavvy.capabilities.serving.gateway.routing import strip_prefix
 from cavvy.capabilities.serving.gateway.seams import ClientRequest
 from cavvy.capabilities.serving.gateway.service_queue import ServiceQueue
-from cavvy.capabilities.serving.gateway.token_meter import meter_tokens
 
 _STALLED = "the replica sent nothing for too long"
 _TOO_LARGE = "the response is too large to be stored"
@@ -279,7 +278,7 @@ class DeferredCalls:
         route, below = service.route, head.target
         if not route.strip_prefix:
             below = strip_prefix(below, route.prefix.encode())
-        meter_tokens(exchange, service.engine, below)
+        service.meters.open(exchange, below)
         sink.exchange = exchange
         self.sinks.add(sink)
         exchange.feed(call.body, True)

@@ -123,7 +123,7 @@ class Door:
         self._known_hosts.clear()
         for old in gone.values():
             old.close()
-            old.engine.holders.remove()
+            old.meters.remove()
         self._kept.keep_only(services)
         self.fallbacks.keep_only(services)
 

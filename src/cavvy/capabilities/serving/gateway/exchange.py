@@ -8,8 +8,8 @@ state    | shown by                | owner of the next step | the state ends
 reads    | not `admitted`          | client's connection    | with the part of the body on which
          |                         |                        | the batch or the replica depends
 waits    | `timer`                 | queue                  | with a free slot, or after `wait_s`
-connects | no `timer`, no `replica`| pool of the replica    | with a connection and the adapter,
-         |                         |                        | or without one of them
+connects | no `timer`, no `replica`| pool of the replica    | with a connection to the prepared
+         |                         |                        | replica, or without one
 joined   | `carrier`               | the carrier, which is  | with a part of the response, or
          |                         | an exchange, too       | when the batch is lost or spoiled
 runs     | `replica`               | connection of the pool | with the response, or the connection
@@ -28,13 +28,16 @@ from typing import Protocol
 from cavvy.capabilities.serving.gateway.balancing import hash_key
 from cavvy.capabilities.serving.gateway.batching import BatchPart
 from cavvy.capabilities.serving.gateway.bodies import LAST_CHUNK, ChunkedBody, as_chunk
-from cavvy.capabilities.serving.gateway.cache_routing import Visit
 from cavvy.capabilities.serving.gateway.client_keys import KeyLimit
 from cavvy.capabilities.serving.gateway.config import RoutingTerms, ServiceRoute
 from cavvy.capabilities.serving.gateway.heads import NO_LENGTH, RequestHead
 from cavvy.capabilities.serving.gateway.own_answers import OVERSIZED, OwnAnswer
-from cavvy.capabilities.serving.gateway.prompts import READ_BYTES, Prompt, read_prompt
-from cavvy.capabilities.serving.gateway.seams import OpenSpan, ResponseMeter, ResponseSink
+from cavvy.capabilities.serving.gateway.seams import (
+    OpenSpan,
+    RequestAffinity,
+    ResponseMeter,
+    ResponseSink,
+)
 from cavvy.domain.values import Struct
 
 _LENGTH = re.compile(rb"(?i)(\r\ncontent-length:[ \t]*)(\d+)")
@@ -49,7 +52,7 @@ class Outcome(Enum):
     UNREACHABLE = auto()  # the replica accepts no connections
     ABORTED = auto()  # the client has disconnected
     UNSENT = auto()  # the client has disconnected before the replica got the request
-    UNLOADED = auto()  # the replica cannot load the adapter of the request
+    UNPREPARED = auto()  # the replica cannot be prepared for the request
 
 
 class RepeatGuard(Protocol):
@@ -66,7 +69,7 @@ class QueueEntry(Struct, frozen=True):
 
     route: ServiceRoute
     replay_bytes: int
-    read_bytes: int  # the beginning of a body that may be read before a replica is chosen
+    read_bytes: int  # the beginning of a body that is read before a replica is chosen
     enter: "Callable[[Exchange], None]"  # also called with each part of the body until it is queued
     leave: "Callable[[Exchange], None]"  # because the client has disconnected
 
@@ -85,22 +88,13 @@ class Exchange:
     gone = False  # the client has left
     timer: TimerHandle | None = None
     routing_key: int | None = None
-    prompt: Prompt | None = None  # by which the replica is chosen
-    visit: Visit | None = None  # of the prompt, at the replica that has it
+    affinity: RequestAffinity | None = None  # what the service's scorer knows of the request
     model: str | None = None  # that the body names, as far as it was read
-    response_id = ""  # of a response that a replica has made, which the request continues or reads
-    seeks: bool | None = None  # whether replicas are asked for this response; None: not yet
-    holder: object | None = None  # the pool of the replica that holds this response
-    adapter = ""  # the adapter among the service's models, if the replica must have loaded it
-    is_cut = False  # only the beginning of the body was read
-    fields = b""  # members of JSON that the engine gets at the beginning of the body
-    misses = False  # the replica has answered that it does not have the adapter
-    blames = False  # such an answer has another reason, because the engine lists the adapter
-    passed = 0  # requests behind it that started before it, because their adapters were loaded
-    unloaded = 0  # replicas that could not load the adapter
+    fields = b""  # members of JSON that the replica gets at the beginning of the body
+    unprepared = 0  # replicas that could not be prepared
     key_id = ""  # of the client's key
     places: frozenset[str] = frozenset()  # the replica must be in all of these places
-    meter: ResponseMeter | None = None  # counts the tokens of the answer of a language model
+    meter: ResponseMeter | None = None  # counts what the answer delivers
     guard: "RepeatGuard | None" = None  # sends the request elsewhere if the replica fails
     span: OpenSpan | None = None  # of a trace
     limit: KeyLimit | None = None  # of its key, if another service has the request
@@ -117,7 +111,7 @@ class Exchange:
     may_halve = False  # the replica refused the batch, perhaps because of one member
     _begun = False
     _forgot = False  # the held body was dropped
-    _size = 0
+    size = 0  # bytes of the body that have arrived
     _read: "list[bytes] | None" = None  # the body, if the replica depends on it
 
     def __init__(
@@ -153,12 +147,12 @@ class Exchange:
 
     def feed(self, payload: bytes, done: bool) -> OwnAnswer | None:
         size = len(payload)
-        self._size += size
+        self.size += size
         route = self.entry.route
-        if self._size > route.body_max:
+        if self.size > route.body_max:
             return OVERSIZED
         self.body_done = done
-        if route.reads_body and not self.admitted:
+        if self.entry.read_bytes and not self.admitted:
             if self._read is None:
                 self._read = []
             self._read.append(payload)
@@ -185,20 +179,13 @@ class Exchange:
             key = self.key_id.encode()
         self.routing_key = hash_key(key) if key else None
 
-    def find_prompt(self) -> bool:
-        """Find the prompt by which the replica is chosen. Return False if this depends on a part of
-        the body that has not arrived yet.
-        """
-        if self.prompt is None and self.head.length and not self.head.upgrade:
-            if not self.body_done and self._size < self.entry.read_bytes:
-                self.sink.want_body()  # of a client that waits for "100 Continue"
-                return False
-            length = max(self._size, self.head.length)
-            self.prompt = read_prompt(b"".join(self._read or ()), length, self.model or "")
-            self._read, self.is_cut = None, not self.body_done or self._size > READ_BYTES
-            if self.prompt is not None:
-                self.model = self.prompt.model
-        return True
+    def read_beginning(self) -> bytes | None:
+        """Return the beginning of the body, once, or None if a part of it has not arrived yet."""
+        if not self.body_done and self.size < self.entry.read_bytes:
+            self.sink.want_body()  # of a client that waits for "100 Continue"
+            return None
+        read, self._read = b"".join(self._read or ()), None
+        return read
 
     def take_bytes(self) -> bytes:
         """Return the first bytes for a replica: the head and the body so far."""
@@ -235,17 +222,17 @@ class Exchange:
         """Return whether the request is bound, which means that some replicas must not serve it.
         Later requests may start before a bound request.
         """
-        held = self.avoid is not None or self.holder is not None
-        return held or bool(self.places or self.adapter)
+        bound = self.avoid is not None or bool(self.places)
+        return bound or (self.affinity is not None and self.affinity.binds)
 
     @property
     def is_bare(self) -> bool:
         """Return whether the request holds nothing but a slot of its replica."""
-        return not (self.members or self.adapter or self.visit or self.limit)
+        return not (self.members or self.affinity or self.limit)
 
     def read_body(self) -> bytes | None:
         """Return the body if it has arrived and is held as a whole. Raises HeadError."""
-        if not self.body_done or (self._size and not self.held):
+        if not self.body_done or (self.size and not self.held):
             return None
         return self._join_held()
 

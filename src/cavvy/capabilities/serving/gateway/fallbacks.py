@@ -4,9 +4,9 @@ in OpenAI's format.
 A request goes to the next of its service's fallbacks if the queue is full, if it waited for
 `fallback_s` or would wait longer, if its replica cannot be reached, or if the replica fails before
 the response has begun: no request is repeated after its first byte. A request that a replica may
-have got is repeated only if it is idempotent or for a language model. The fallbacks of a fallback
-are not used, so there are no loops. If no fallback answers, the client gets the first problem. A
-request that continues or reads a response goes only to a fallback that has made this response.
+have got is repeated only if it is idempotent or metered, as those for language models are. The
+fallbacks of a fallback are not used, so there are no loops. If no fallback answers, the client gets
+the first problem. A request that continues or reads a response goes only to what has made it.
 
 Nothing of the client but its JSON body reaches an API, and only a status, JSON or events come back:
 no fields, redirects, cookies or refusals of Cavvy's own key. The gateway connects to addresses that
@@ -32,7 +32,6 @@ from cavvy.capabilities.serving.gateway.own_answers import SILENT, AnswerCode, O
 from cavvy.capabilities.serving.gateway.rates import make_plain
 from cavvy.capabilities.serving.gateway.seams import ClientRequest, PassingSink, ResponseSink
 from cavvy.capabilities.serving.gateway.service_queue import ServiceQueue
-from cavvy.capabilities.serving.gateway.token_meter import EngineTerms, TokenMeter
 from cavvy.capabilities.serving.gateway.upstream import PoolOwner, ReplicaPool, UpstreamConnection
 from cavvy.domain.ledger import TokenUse
 from cavvy.http_client import TargetDenied, list_allowed
@@ -95,8 +94,8 @@ class ApiTarget:
     def __init__(
         self, target: FallbackTarget, service: ServiceQueue, memo: HeadMemo, owner: Fallbacks
     ) -> None:
-        self.target, self.engine = target, EngineTerms(service.route, 0)
-        self.engine.models, self.engine.base_models = (target.model,), 1
+        self.target = target
+        self.meters = service.meters.derive(target.model)
         self._service, self._owner = service, owner
         parts = urlsplit(target.url)
         self._tls = parts.scheme == "https"
@@ -107,7 +106,7 @@ class ApiTarget:
         route = ServiceRoute(name=service.route.name, concurrency=_IN_FLIGHT_MAX)
         address = ReplicaAddress(id=target.id, host="api", port=self._port)
         work = service.current.find_work(target.id)
-        owned = PoolOwner(route, memo, self._settle, lambda pool: None, lambda pool, state: None)
+        owned = PoolOwner(route, memo, self._settle, lambda pool: None)
         self.pool = ReplicaPool(address, owned, work, dial=self._dial)
 
     def start(self, exchange: Exchange, path: bytes, body: Body) -> bool:
@@ -374,9 +373,9 @@ class FallbackSink(PassingSink):
         exchange, self._drops = self._exchange, False
         exchange.entry = service.entry
         exchange.responding = exchange.failed = exchange.spoiled = False
-        exchange.attempts, exchange.avoid, exchange.unloaded = 0, None, 0
-        if isinstance(exchange.meter, TokenMeter):
-            exchange.meter.move(service.engine, model)
+        exchange.attempts, exchange.avoid, exchange.unprepared = 0, None, 0
+        if exchange.meter is not None:
+            exchange.meter.move(service.meters, model)
 
     def _try_next(self) -> bool:
         """Send the request to the next fallback that takes it; return False if none does."""
@@ -400,12 +399,12 @@ class FallbackSink(PassingSink):
         if target.service is not None:
             other = self._fallbacks.find(target.service)
             return other is not None and _may_take(other, self._service.route, target, exchange)
-        if made := exchange.response_id:
+        if exchange.affinity is not None:
             api = self._fallbacks.find_api(self._service, target)
-            if not api.engine.holders.owns(exchange.key_id, made):
+            if not api.meters.may_take(exchange):
                 return False
         is_known = exchange.head.method == b"POST" and self._path in _ROUTES
-        return is_known and not exchange.places and isinstance(exchange.meter, TokenMeter)
+        return is_known and not exchange.places and exchange.meter is not None
 
     def _send(self, target: FallbackTarget, body: bytes) -> bool:
         exchange, asked = self._exchange, None
@@ -431,13 +430,15 @@ class FallbackSink(PassingSink):
 
     def _send_to_api(self, target: FallbackTarget, asked: Body) -> bool:
         exchange, meter = self._exchange, self._exchange.meter
-        assert isinstance(meter, TokenMeter)
+        assert meter is not None
         api = self._fallbacks.find_api(self._service, target)
         before = self._at, self._api
         self._at, self._api = target, api
         self._reset(self._service.current)
-        meter.move(api.engine)
-        exchange.admitted, exchange.adapter, exchange.fields = True, "", b""
+        meter.move(api.meters)
+        exchange.admitted, exchange.fields = True, b""
+        if exchange.affinity is not None:
+            exchange.affinity.release()
         if api.start(exchange, self._path, asked):
             return True
         self._at, self._api = before
@@ -448,8 +449,8 @@ def _may_take(
     other: ServiceQueue, route: ServiceRoute, target: FallbackTarget, exchange: Exchange
 ) -> bool:
     """Return whether another service may answer the request of a service with this route."""
-    theirs, made = other.route, exchange.response_id
-    if made and not other.holds_response(made):
+    theirs = other.route
+    if exchange.affinity is not None and not other.scorer.may_take(exchange):
         return False
     if theirs.closed or theirs.project != route.project or theirs.batch is not None:
         return False

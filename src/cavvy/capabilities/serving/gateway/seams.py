@@ -1,12 +1,14 @@
-"""What the steps of the gateway hand to each other: the request, and two interfaces.
+"""What the steps of the gateway hand to each other: the request, and some interfaces.
 
 `inbound` parses the head of a request, `door` and `admission` turn it into an open request, which
 collects the body, and the receiver of the response goes with the request from step to step.
 """
 
-from typing import Protocol
+from collections.abc import Collection
+from typing import Any, Protocol
 
 from cavvy.capabilities.serving.gateway.client_keys import KeyLimit
+from cavvy.capabilities.serving.gateway.config import ReplicaAddress
 from cavvy.capabilities.serving.gateway.heads import RequestHead, ResponseHead
 from cavvy.capabilities.serving.gateway.own_answers import Answer, OwnAnswer
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
@@ -100,11 +102,80 @@ class ResponseMeter(Protocol):
     def begin(self, work: ReplicaWork) -> None:
         """Prepare for the response of a replica, which is about to get the request."""
 
+    def move(self, meters: Any, model: str = "") -> None:
+        """Count the answer of another service or API from now on, by its meters
+        (`extensions.ServiceMeters`). `model` is the one that it is asked for, if this is not the
+        client's.
+        """
+
     def withdraw(self) -> None:
         """Restore the request as the client sent it, because the replica has refused it."""
 
     def close(self) -> None:
         """Count what was delivered of a response that ended early."""
+
+
+class ReplicaState(Protocol):
+    """What a scorer (`extensions.ServiceScorer`) knows of one replica."""
+
+    @property
+    def loaded(self) -> Collection[str]:
+        """The names of what the replica has loaded for requests."""
+
+    @property
+    def loads(self) -> int:
+        """How often it has loaded something."""
+
+    def doubt(self) -> None:
+        """The replica has closed a connection, and may have started again."""
+
+    def forget(self) -> None:
+        """The replica has lost what it had loaded."""
+
+
+class Replica(Protocol):
+    """A replica to which requests may be bound."""
+
+    address: ReplicaAddress
+    draining: bool
+    state: ReplicaState | None
+
+
+class UnpreparedError(Exception):
+    """Raised if a replica cannot be prepared for a request. The text says why."""
+
+
+class RequestAffinity(Protocol):
+    """What binds a request to replicas, as a scorer has found out."""
+
+    misses: bool  # the replica has answered that it lacks what the request needs
+
+    @property
+    def binds(self) -> bool:
+        """Whether some replicas must not serve the request."""
+
+    def permits(self, replica: Replica) -> bool:
+        """Return whether the replica may serve the request."""
+
+    def make_way(self, replica: Replica) -> None:
+        """Let a replica with room prepare for the request, which no replica may serve now."""
+
+    def is_ready(self, replica: Replica) -> bool:
+        """Return whether the request may be sent without `prepare`."""
+
+    async def prepare(self, replica: Replica) -> None:
+        """Prepare the replica. Raises UnpreparedError, or OSError or TimeoutError if the replica
+        accepts no connections.
+        """
+
+    def answer(self, now: float) -> None:
+        """The body of the response has begun; may be called again."""
+
+    def end(self, replica: Replica) -> None:
+        """The exchange with the replica has ended."""
+
+    def release(self) -> None:
+        """Something that is no replica of a service gets the request."""
 
 
 class OpenSpan(Protocol):

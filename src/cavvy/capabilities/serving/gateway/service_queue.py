@@ -14,14 +14,6 @@ from pathlib import Path
 from time import monotonic, time
 
 from cavvy.capabilities.serving.bills import KeyWork
-from cavvy.capabilities.serving.gateway.adapters import (
-    APIS,
-    LoadTimes,
-    ReplicaAdapters,
-    choose_waiting,
-    count_waits,
-    write_fields,
-)
 from cavvy.capabilities.serving.gateway.balancing import (
     FARTHER,
     FULL,
@@ -31,23 +23,19 @@ from cavvy.capabilities.serving.gateway.balancing import (
     make_ring,
 )
 from cavvy.capabilities.serving.gateway.batches import ServiceBatches, separate
-from cavvy.capabilities.serving.gateway.cache_events import CacheChange
-from cavvy.capabilities.serving.gateway.cache_routing import (
-    CACHE_TOKENS,
-    CacheRouter,
-    RoutedPrompts,
-)
 from cavvy.capabilities.serving.gateway.client_keys import ServiceKeys, make_limits
 from cavvy.capabilities.serving.gateway.config import ReplicaAddress, ServiceRoute
-from cavvy.capabilities.serving.gateway.engine_calls import EngineState
 from cavvy.capabilities.serving.gateway.exchange import Exchange, Outcome, QueueEntry
+from cavvy.capabilities.serving.gateway.extensions import (
+    RoutedRequests,
+    find_meters,
+    find_scorer,
+)
 from cavvy.capabilities.serving.gateway.fair_order import FairOrder
 from cavvy.capabilities.serving.gateway.heads import HeadMemo
 from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
 from cavvy.capabilities.serving.gateway.own_answers import AnswerCode, OwnAnswer
-from cavvy.capabilities.serving.gateway.prompts import READ_BYTES
 from cavvy.capabilities.serving.gateway.rates import ServiceRates
-from cavvy.capabilities.serving.gateway.response_holders import UNREADABLE, find_holder
 from cavvy.capabilities.serving.gateway.seams import ResponseMeter
 from cavvy.capabilities.serving.gateway.statistics import (
     BatchFacts,
@@ -59,7 +47,6 @@ from cavvy.capabilities.serving.gateway.statistics import (
     WaitingLine,
     estimate_retry_s,
 )
-from cavvy.capabilities.serving.gateway.token_meter import EngineTerms
 from cavvy.capabilities.serving.gateway.upstream import PoolOwner, ReplicaPool
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
 from cavvy.capabilities.serving.loads import find_quantile, write_places
@@ -67,14 +54,8 @@ from cavvy.domain.ledger import TokenUse
 from cavvy.domain.values import replace
 
 _NO_SERVICE = OwnAnswer(404, AnswerCode.NO_SERVICE, "the service was removed")
-_LATE_MODEL = OwnAnswer(
-    400,
-    AnswerCode.BAD_REQUEST,
-    f"the body's first {READ_BYTES} bytes have no `model`; move `model` to the start",
-)
 _CANARY_OUTCOMES = (Outcome.LOST, Outcome.INVALID, Outcome.ABORTED)
-_SEEKING_MAX = 16  # requests whose responses are looked for at the same time
-_UNLOADED_MAX = 2  # replicas that may fail to load the adapter of a request
+_UNPREPARED_MAX = 2  # replicas that may fail to be prepared for a request
 # a queue that is a little shorter than it could be costs no throughput
 _MARGIN = 1.1
 _ONE_TOKEN = TokenUse(prompt=1)  # a request without tokens counts as one
@@ -107,16 +88,16 @@ class ServiceQueue:
         self.slow_s = inf if route.slow_s is None else route.slow_s
         self.memo = memo
         limits, routing = memo.limits, route.routing
-        read_bytes = min(READ_BYTES, limits.hold_bytes)
-        self.entry = QueueEntry(route, limits.replay_bytes, read_bytes, self.enter, self.leave)
-        self._owner = PoolOwner(
-            route, memo, self.settle, self.update, self.tell, self._change_cache
-        )
+        self.meters = find_meters()(route, limits.hold_bytes, state)
+        self.scorer = find_scorer()(self)
+        reads = self.scorer.reads
+        self.entry = QueueEntry(route, limits.replay_bytes, reads, self.enter, self.leave)
+        self._owner = PoolOwner(route, memo, self.settle, self.update)
         self.keys = ServiceKeys(route.keys, route.keyed, now)
         self.rates = ServiceRates(route.rates)
         self.guarded = bool(self.keys or self.rates)
         # whether requests need nothing but a replica: `plain` until they are open, `_simple` then
-        needs = self.guarded or route.closed or route.fallbacks or route.adapters is not None
+        needs = self.guarded or route.closed or route.fallbacks or self.scorer.answers
         self.plain = not needs
         # tells the replica which part of the path it does not get
         removed = route.removed_prefix.encode()
@@ -124,24 +105,14 @@ class ServiceQueue:
         self.counters = ServiceCounters(now)
         self.limits = make_limits(route.name, route.keys, self._kept, now)
         self._fair = make_order(route)
-        self.engine = EngineTerms(route, memo.limits.hold_bytes, state)
-        self.engine.times.limits_s = (
-            inf if route.ttft_s is None else route.ttft_s,
-            inf if route.token_gap_s is None else route.token_gap_s,
-        )
-        self._load_times = LoadTimes()
         self.canary = None if route.canary is None else CanarySplit(route.canary)
         self.batches: ServiceBatches | None = None
         if route.batch is not None:
             self.batches = ServiceBatches(
                 route.batch, route, memo.limits.hold_bytes, self._dispatch
             )
-        self._caches: CacheRouter | None = None
-        if routing is not None and routing.by == "cache":
-            self._caches = CacheRouter(routing.cache_tokens or CACHE_TOKENS, routing.shared)
-        self._simple = not (
-            self.limits or route.adapters or route.batch or route.canary or routing
-        ) and (self._fair is None and not route.reads_body)
+        needed = self.limits or route.adapters or route.batch or route.canary or routing
+        self._simple = not (needed or self.scorer.reads) and self._fair is None
         self._cold_starts = ColdStarts(route.cold_start_s)
         self._bound = BoundArrivals()
         self._replicas: list[ReplicaPool] = []
@@ -152,8 +123,6 @@ class ServiceQueue:
         self._ring = make_ring(())
         self._waiting: OrderedDict[Exchange, None] = OrderedDict()
         self._line = WaitingLine()
-        self._seeking: set[asyncio.Task[None]] = set()
-        self._reads_body = route.reads_body
         self._by_key = routing is not None and routing.by != "cache"
         self._work: dict[str, ReplicaWork] = {}  # replicas by their ID
         self._gone_tokens = TokenUse()  # of replicas whose records were removed
@@ -176,7 +145,7 @@ class ServiceQueue:
             exchange.entry = self.current.entry
             exchange.entry.enter(exchange)
             return
-        if self._simple and exchange.meter is None and not exchange.response_id:
+        if self._simple and exchange.meter is None and exchange.affinity is None:
             exchange.admitted = True
         elif not self._prepare(exchange):
             return
@@ -203,17 +172,16 @@ class ServiceQueue:
         """Find out what decides about the request and its replica. Return False if a part of this
         has not arrived yet, or if the request was refused.
         """
-        if not self._is_read(exchange) or (exchange.response_id and self._seeks(exchange)):
+        if not self._is_read(exchange):
             return False
         if self.limits and self._refuse_tokens(exchange, exchange.meter):
             return False
         exchange.admitted = True
-        if not self._removed and (refused := self._find_adapter(exchange)) is not None:
+        if not self._removed and (refused := self.scorer.admit(exchange)) is not None:
             self.refuse()
             exchange.sink.answer(refused)
             return False
-        if exchange.response_id:
-            self._bind(exchange)
+        self.scorer.bind(exchange)
         return True
 
     def leave(self, exchange: Exchange) -> None:
@@ -237,9 +205,9 @@ class ServiceQueue:
         """Let a request wait at the front of the queue, because no fallback has answered it. Return
         False if too many wait already, or if an update has removed the request's model.
         """
-        if len(self._waiting) >= self.route.queue_max or self._find_adapter(exchange) is not None:
+        if len(self._waiting) >= self.route.queue_max or self.scorer.admit(exchange) is not None:
             return False
-        self._bind(exchange)
+        self.scorer.bind(exchange)
         self._requeue(exchange, monotonic())
         return True
 
@@ -248,83 +216,9 @@ class ServiceQueue:
             return False
         if exchange.meter is not None and not exchange.meter.is_read():
             return False
-        if self._reads_body and not exchange.find_prompt():
-            return False
         if self._by_key and self.route.routing is not None:
             exchange.find_key(self.route.routing)
-        return True
-
-    def _may_continue(self, exchange: Exchange, response_id: str) -> bool:
-        """Return whether the response belongs to the request's key. One that another gateway has
-        passed on, so that its key is not known, may be another's if the service has several."""
-        owns = self.engine.holders.owns(exchange.key_id, response_id)
-        return not self.engine.shared if owns is None else owns
-
-    def holds_response(self, response_id: str) -> bool:
-        """Return whether a ready replica is known to hold the response."""
-        return self._find_holder(response_id) is not None
-
-    def _seeks(self, exchange: Exchange) -> bool:
-        """Return whether the request waits until the replicas have been asked which of them holds
-        its response, because another gateway may have passed it on; or has its answer, because the
-        response is another key's."""
-        made = exchange.response_id
-        if not self._may_continue(exchange, made):
-            self.refuse()
-            exchange.sink.answer(_explain_response(made))
-            return True
-        if exchange.seeks is None:
-            exchange.seeks = bool(
-                self.route.models
-                and len(self._replicas) > 1
-                and len(self._seeking) < _SEEKING_MAX
-                and self.engine.holders.find(made) is None
-            )
-            if exchange.seeks:
-                task = asyncio.ensure_future(self._seek(exchange, made))
-                self._seeking.add(task)
-                task.add_done_callback(self._seeking.discard)
-        return exchange.seeks
-
-    async def _seek(self, exchange: Exchange, response_id: str) -> None:
-        holder = await find_holder([pool.address for pool in self._replicas], response_id)
-        if holder is not None:
-            self.engine.holders.add(response_id, holder, exchange.key_id)
-        exchange.seeks = False
-        if not exchange.gone:
-            exchange.entry.enter(exchange)
-
-    def _bind(self, exchange: Exchange) -> None:
-        """Find the replica that holds the response which the request continues or reads."""
-        exchange.holder = None
-        if exchange.response_id:
-            holder = self._find_holder(exchange.response_id)
-            if holder is not None and holder.lies_in(exchange.places):
-                exchange.holder = holder
-
-    def _find_holder(self, response_id: str) -> ReplicaPool | None:
-        name = self.engine.holders.find(response_id)
-        return next((pool for pool in self._replicas if pool.address.id == name), None)
-
-    def _find_adapter(self, exchange: Exchange) -> OwnAnswer | None:
-        """Find the adapter of a request among the service's models. Return the answer to a request
-        whose model is unknown."""
-        terms, model = self.route.adapters, exchange.model
-        exchange.adapter, exchange.fields = "", b""
-        if terms is None:
-            return None
-        if not model:
-            return _LATE_MODEL if exchange.prompt is not None and exchange.is_cut else None
-        if model in terms.sources:
-            if exchange.prompt is not None:  # the body is a JSON object
-                exchange.fields = write_fields(terms, model)
-            exchange.adapter = model if terms.api in APIS else ""
-        elif model not in self.route.models and terms.api in APIS:
-            text = f"the service has no model {model!r}; it has {', '.join(self.route.models[:5])}"
-            more = len(self.route.models) - 5
-            text += f" and {more} more" if more > 0 else ""
-            return OwnAnswer(404, AnswerCode.NO_MODEL, text)
-        return None
+        return self.scorer.read(exchange)
 
     def _refuse_tokens(self, exchange: Exchange, meter: ResponseMeter | None) -> bool:
         """Refuse a request that exceeds the tokens of its key; return whether it was refused."""
@@ -366,11 +260,11 @@ class ServiceQueue:
         if self.canary is not None and outcome in _CANARY_OUTCOMES:
             failed = exchange.failed or outcome is not Outcome.ABORTED
             self.canary.record(pool.address.canary, failed, now - exchange.started_at)
-        if pool.adapters is not None:
-            if exchange.misses:
-                pool.adapters.forget()
+        if pool.state is not None:
+            if exchange.affinity is not None and exchange.affinity.misses:
+                pool.state.forget()
             elif outcome is Outcome.LOST:
-                pool.adapters.doubt()
+                pool.state.doubt()
         self._free(pool, exchange, now)
         if outcome is Outcome.ANSWERED and exchange.meter is not None:
             exchange.meter.withdraw()
@@ -384,23 +278,22 @@ class ServiceQueue:
         elif outcome is Outcome.UNREACHABLE and not exchange.gone:
             exchange.avoid = pool
             self._requeue(exchange, now)
-        elif outcome is Outcome.UNLOADED and not exchange.gone:
+        elif outcome is Outcome.UNPREPARED and not exchange.gone:
             self._try_another(exchange, pool, now, what)
 
     def _try_another(self, exchange: Exchange, pool: ReplicaPool, now: float, what: str) -> None:
-        """Send the request to another replica, because this one cannot load its adapter. If a
-        second replica cannot load it either, the adapter is to blame."""
-        if (refused := self._find_adapter(exchange)) is not None:  # an update has removed it
+        """Send the request to another replica, because this one cannot be prepared for it. If a
+        second replica cannot be either, the request is to blame."""
+        if (refused := self.scorer.admit(exchange)) is not None:  # an update has removed it
             exchange.sink.answer(refused)
             return
-        exchange.unloaded += 1
+        exchange.unprepared += 1
         exchange.avoid = pool
-        if exchange.unloaded < _UNLOADED_MAX and self._avoids(exchange, pool):
+        if exchange.unprepared < _UNPREPARED_MAX and self._avoids(exchange, pool):
             self._requeue(exchange, now)
             return
         self.counters.lost += 1
-        text = f"the adapter {exchange.adapter!r} could not be loaded: {what}"
-        exchange.sink.answer(OwnAnswer(502, AnswerCode.NO_ADAPTER, text))
+        exchange.sink.answer(OwnAnswer(502, AnswerCode.NO_ADAPTER, what))
 
     def update(self, pool: ReplicaPool) -> None:
         """Record that a replica can receive requests again, and start waiting requests."""
@@ -458,12 +351,9 @@ class ServiceQueue:
             self._start(self._take(waiting), pool, now)
 
     def _free_rest(self, pool: ReplicaPool, exchange: Exchange, now: float) -> None:
-        """Free what the request has besides its slot: its share of caches, adapters and limits."""
-        if exchange.visit is not None:
-            exchange.visit.end()
-            exchange.visit = None
-        if exchange.adapter and pool.adapters is not None:
-            pool.adapters.end(exchange.adapter)
+        """Free what the request has besides its slot: what its affinity holds, and limits."""
+        if exchange.affinity is not None:
+            exchange.affinity.end(pool)
         if not exchange.members:
             pool.work.end(exchange.key_id, now, exchange.weight)
         for each in exchange.members:
@@ -542,7 +432,7 @@ class ServiceQueue:
             pool = kept.pop(_place(each), None)
             if pool is None:
                 pool = ReplicaPool(each, self._owner, self.find_work(each.id))
-                self._equip(pool)
+                self.scorer.equip(pool)
             pool.address = each
             # a key's replica is chosen wherever it is
             pool.tier = 0 if self._by_key else _farness(pool)
@@ -554,8 +444,7 @@ class ServiceQueue:
         self._replicas = pools
         self._loads = [FULL] * len(pools)
         self._ring = make_ring([pool.address.id for pool in pools] if self._by_key else ())
-        if self._caches is not None:
-            self._caches.set_replicas([pool.address.id for pool in pools])
+        self.scorer.set_replicas(pools)
         self._turn = 0
         if self.canary is not None:
             self.canary.set_replicas([pool.address.canary for pool in pools])
@@ -577,9 +466,8 @@ class ServiceQueue:
         """
         old._successor = self
         self.counters = old.counters
-        limits_s, self.engine.times = self.engine.times.limits_s, old.engine.times
-        self.engine.times.limits_s = limits_s
-        self.engine.holders = old.engine.holders
+        self.meters.adopt(old.meters)
+        self.scorer.adopt(old.scorer)
         self.keys.adopt(old.keys)
         self.rates.adopt(old.rates)
         if old.batches is not None:
@@ -588,12 +476,9 @@ class ServiceQueue:
                 self.batches.adopt(old.batches)
         if old.canary is not None and self.route.canary == old.route.canary:
             self.canary = old.canary
-        if self._caches is not None and self.route.routing == old.route.routing:
-            self._caches = old._caches
         self._cold_starts = old._cold_starts
         self._bound = old._bound
         self._work, self._gone_tokens = old._work, old._gone_tokens
-        self._load_times = old._load_times
         self._waiting, self._unbound, self._line = old._waiting, old._unbound, old._line
         for key_id, limit in self.limits.items():
             if key_id in old.limits:
@@ -602,14 +487,14 @@ class ServiceQueue:
             self._fair.adopt(old._fair, self._waiting)
         for exchange in tuple(self._waiting):
             exchange.entry = self.entry
-            self._change_adapter(exchange)
+            self._admit_again(exchange)
             if self.route.batch != old.route.batch:
                 exchange.set_part(None)
         self._replicas, self._draining = old._replicas, old._draining
         for pool in (*self._replicas, *self._draining):
             pool.owner = self._owner
             pool.concurrency = pool.address.concurrency or self.route.concurrency
-            self._equip(pool)
+            self.scorer.equip(pool)
         if self.route.closed:
             self._answer_waiting(OwnAnswer(402, AnswerCode.BUDGET, self.route.closed))
         self.set_replicas([pool.address for pool in self._replicas])
@@ -714,16 +599,16 @@ class ServiceQueue:
             shed=counters.shed,
             fallbacks=dict(counters.fallbacks),
             batches=self._describe_batches(),
-            tokens=self.engine.times.describe(),
+            tokens=self.meters.describe(),
             prompts=counters.describe_prompts(),
             backlog_size=sum(map(_count_tokens, self._waiting)),
             places=self._bound.describe(each.places for each in self._waiting),
         )
 
     @property
-    def routed(self) -> RoutedPrompts | None:
-        """The prompts that replicas got, or None if their caches do not decide."""
-        return None if self._caches is None else self._caches.routed
+    def routed(self) -> RoutedRequests | None:
+        """Counts of what replicas got, or None if what they hold does not decide."""
+        return self.scorer.routed
 
     def sum_tokens(self) -> TokenUse:
         """Return the tokens of all replicas and clients. The sum only grows."""
@@ -764,25 +649,19 @@ class ServiceQueue:
         if exchange.avoid is not None:
             pairs = zip(loads, self._replicas, strict=True)
             loads = [FULL if self._avoids(exchange, pool) else load for load, pool in pairs]
-        holder = exchange.holder
-        if isinstance(holder, ReplicaPool) and not holder.draining:
-            pairs = zip(loads, self._replicas, strict=True)
-            loads = [load if pool is holder else FULL for load, pool in pairs]
-        if exchange.places or exchange.adapter:
+        affinity = exchange.affinity
+        if exchange.places or (affinity is not None and affinity.binds):
             pairs = zip(loads, self._replicas, strict=True)
             permitted = [load if pool.permits(exchange) else FULL for load, pool in pairs]
-            if exchange.adapter and min(permitted, default=FULL) >= FULL > min(loads, default=FULL):
-                self._make_way(loads)
+            if affinity and min(permitted, default=FULL) >= FULL > min(loads, default=FULL):
+                affinity.make_way(self._replicas[choose_least(loads, 0)])
             loads = permitted
         if self.canary is not None:
             loads = self.canary.narrow(loads)
-        if exchange.prompt is not None and self._caches is not None:
-            now = monotonic()
-            waits_s: Sequence[float] = ()
-            if exchange.adapter:
-                adapters = [pool.adapters for pool in self._replicas]
-                waits_s = count_waits(adapters, exchange.adapter, now)
-            return self._caches.choose(exchange.prompt, loads, now, waits_s)
+        if affinity is not None:
+            chosen = self.scorer.choose(exchange, loads)
+            if chosen is not None:
+                return chosen
         if exchange.routing_key is not None and self.route.routing is not None and self._by_key:
             return choose_by_key(
                 self._ring,
@@ -796,12 +675,6 @@ class ServiceQueue:
             loads = [load if load >= FULL else load + _farness(pool) for load, pool in pairs]
         self._turn = self._turn + 1 if self._turn + 1 < len(loads) else 0
         return choose_least(loads, self._turn)
-
-    def _make_way(self, loads: Sequence[int]) -> None:
-        """Let a replica with room free a slot for an adapter, because a request for it waits."""
-        pool = self._replicas[choose_least(loads, 0)]
-        if pool.adapters is not None:
-            pool.adapters.make_way()
 
     def _start(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
         """Start the request, joined with other waiting requests if possible."""
@@ -818,10 +691,8 @@ class ServiceQueue:
         self.counters.change_in_flight(1, now, now)
         pool.in_flight += 1
         self._set_load(pool)
-        if exchange.prompt is not None and self._caches is not None:
-            exchange.visit = self._caches.begin(pool.position, exchange.prompt, now)
-        if exchange.adapter and pool.adapters is not None:
-            pool.adapters.begin(exchange.adapter, now)
+        if exchange.affinity is not None:
+            self.scorer.begin(exchange, pool, now)
         pool.start(exchange)
 
     def _count_start(self, exchange: Exchange, pool: ReplicaPool, now: float) -> None:
@@ -833,45 +704,10 @@ class ServiceQueue:
         if now - exchange.arrived_at > self._late_s:
             self.counters.late += 1
 
-    def tell(self, pool: ReplicaPool, state: EngineState) -> None:
-        """Record what the engine of a replica has told."""
-        routing = self.route.routing
-        if self._caches is not None and routing is not None:
-            tokens = state.cache_tokens if routing.cache_tokens is None else None
-            # without other gateways, the difference would be requests that have just ended
-            requests = state.requests if routing.shared else 0
-            self._caches.tell(pool.address.id, requests, tokens)
-
-    def _change_cache(self, pool: ReplicaPool, change: CacheChange) -> None:
-        """Record what the engine of a replica has published about its cache."""
-        caches, routing = self._caches, self.route.routing
-        if caches is None or routing is None:
-            return
-        if change.cleared:
-            caches.clear(pool.address.id)
-        if change.holds is not None and routing.cache_tokens is None:
-            caches.measure(pool.address.id, change.holds)
-        if change.stored:
-            caches.store(pool.address.id, change.stored, monotonic())
-
-    def _equip(self, pool: ReplicaPool) -> None:
-        """Let the replica load the adapters of the route on demand, and let its engine tell what
-        the choice between replicas needs."""
-        if self._caches is not None:
-            pool.watch()
-        terms = self.route.adapters
-        if terms is None or terms.api not in APIS:
-            pool.adapters = None
-        elif pool.adapters is None:
-            pool.adapters = ReplicaAdapters(terms, pool.address, self._load_times)
-            pool.spawn(pool.adapters.refresh())
-        else:
-            pool.adapters.change(terms)
-
-    def _change_adapter(self, exchange: Exchange) -> None:
-        """Find the adapter of a waiting request again, because the service's may have changed."""
+    def _admit_again(self, exchange: Exchange) -> None:
+        """Find out again what a waiting request needs, because the service may have changed."""
         self._unbound -= not exchange.is_bound
-        refused = self._find_adapter(exchange)
+        refused = self.scorer.admit(exchange)
         self._unbound += not exchange.is_bound
         if refused is not None:
             self._take(exchange).sink.answer(refused)
@@ -990,7 +826,7 @@ class ServiceQueue:
         """
         waiting = self._waiting if self._fair is None else self._fair.list_first()
         found = (each for each in waiting if pool.permits(each) and not self._avoids(each, pool))
-        return next(found, None) if pool.adapters is None else choose_waiting(found, pool.adapters)
+        return self.scorer.pick(found, pool)
 
     def _avoids(self, exchange: Exchange, pool: ReplicaPool) -> bool:
         """Return whether the request failed on this replica but can be sent to another replica."""
@@ -1048,14 +884,6 @@ def make_order(route: ServiceRoute) -> FairOrder[Exchange] | None:
 def _count_tokens(exchange: Exchange) -> int:
     """Return the tokens of a request's prompt, or 1 if it has none."""
     return 1 if exchange.meter is None else max(1, exchange.meter.asked.prompt)
-
-
-def _explain_response(response_id: str) -> OwnAnswer:
-    text = f"the key has no response {response_id[:80]!r} here; send the whole conversation"
-    if response_id == UNREADABLE:
-        text = "the body is not JSON that the gateway can read, or too long to look for a response"
-        return OwnAnswer(400, AnswerCode.BAD_REQUEST, text)
-    return OwnAnswer(404, AnswerCode.NO_OBJECT, text)
 
 
 def _explain_loss(exchange: Exchange) -> str:

@@ -8,12 +8,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from time import monotonic
 from typing import cast
 
-from cavvy.capabilities.serving.gateway.adapters import AdapterError, ReplicaAdapters
 from cavvy.capabilities.serving.gateway.batching import BatchTimes
 from cavvy.capabilities.serving.gateway.bodies import Body, ChunkedBody, OpenBody, make_body
-from cavvy.capabilities.serving.gateway.cache_events import CacheChange, watch_events
 from cavvy.capabilities.serving.gateway.config import ReplicaAddress, ServiceRoute
-from cavvy.capabilities.serving.gateway.engine_calls import EngineState, watch_engine
 from cavvy.capabilities.serving.gateway.exchange import Exchange, Outcome
 from cavvy.capabilities.serving.gateway.heads import (
     HeadError,
@@ -22,6 +19,11 @@ from cavvy.capabilities.serving.gateway.heads import (
     may_begin_response,
 )
 from cavvy.capabilities.serving.gateway.redirects import WITH_LOCATION, guard
+from cavvy.capabilities.serving.gateway.seams import (
+    ReplicaState,
+    RequestAffinity,
+    UnpreparedError,
+)
 from cavvy.capabilities.serving.gateway.statistics import ReplicaFacts
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
 from cavvy.domain.values import Struct
@@ -35,7 +37,8 @@ _HEAD_MAX = 65_536
 # than `_FRESH_S`, and the replica has kept a connection open that was unused for `_PATIENCE_S`.
 _FRESH_S, _PATIENCE_S = 1.0, 2.0
 PRICE_FIELD = b"Cavvy-Price-Micros"
-_NO_FAILURES = (Outcome.ABORTED, Outcome.UNSENT, Outcome.UNLOADED)  # the replica did nothing wrong
+# for which the replica is not to blame
+_NO_FAILURES = (Outcome.ABORTED, Outcome.UNSENT, Outcome.UNPREPARED)
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -147,7 +150,7 @@ class UpstreamConnection(asyncio.Protocol):
         if body is not None:
             payload = body.feed(data)
             if payload or body.done:
-                if exchange.visit is not None:
+                if exchange.affinity is not None:
                     self._begin_body(exchange, body)
                 exchange.sink.send(payload, body.done)
             if body.done and not exchange.gone:  # the sink may have aborted it
@@ -200,14 +203,15 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._ends = head.close
         exchange.sink.respond(head, rest, body.done, price)
-        if rest or exchange.visit is None:  # engines send the head before they compute the prompt
+        # engines of models send the head before they compute anything
+        if rest or exchange.affinity is None:
             self._begin_body(exchange, body)
         if body.done and not exchange.gone:
             self._finish(exchange, reusable=not (head.close or body.rest or head.length == 0))
 
     def _begin_body(self, exchange: Exchange, body: Body) -> None:
-        if exchange.visit is not None:
-            exchange.visit.answer(monotonic())
+        if exchange.affinity is not None:
+            exchange.affinity.answer(monotonic())
         if isinstance(body, ChunkedBody) and exchange.sink.passes_chunks:
             self._chunks = body
 
@@ -232,16 +236,13 @@ class UpstreamConnection(asyncio.Protocol):
 
 class PoolOwner(Struct, frozen=True):
     """The queue of the pool's service. `settle` takes each exchange that has ended, with its slot;
-    `update` is called when the replica can receive requests again, `tell` with what the replica's
-    engine tells about itself, and `change_cache` with what it publishes about its cache.
+    `update` is called when the replica can receive requests again.
     """
 
     route: ServiceRoute
     memo: HeadMemo
     settle: "Callable[[Exchange, ReplicaPool, Outcome, float, str], None]"
     update: "Callable[[ReplicaPool], None]"
-    tell: "Callable[[ReplicaPool, EngineState], None]"
-    change_cache: "Callable[[ReplicaPool, CacheChange], None]" = lambda pool, change: None
 
 
 Dial = Callable[[Callable[[], UpstreamConnection]], Awaitable[UpstreamConnection]]
@@ -279,39 +280,15 @@ class ReplicaPool:
         self._backoff_s = _BACKOFF_S
         self._timer: asyncio.TimerHandle | None = None
         self._served = self._failed = 0
-        self._watched = False
-        self.adapters: ReplicaAdapters | None = None  # if the replica loads them on demand
-
-    def watch(self) -> None:
-        """Begin to ask the replica's engine what it can tell, until the replica gets no more
-        requests."""
-        if not self._watched and not self.draining:
-            self._watched = True
-            self.spawn(watch_engine(self.address, self._is_shared, self._tell))
-            if self.address.events_port is not None:
-                self.spawn(watch_events(self.address, lambda: not self.draining, self._tell_change))
-
-    def _is_shared(self) -> bool | None:
-        """Return whether other gateways use the replica; None: this one does not any longer."""
-        routing = self.owner.route.routing
-        return None if self.draining else routing is not None and routing.shared
-
-    def _tell(self, state: EngineState) -> None:
-        self.owner.tell(self, state)
-
-    def _tell_change(self, change: CacheChange) -> None:
-        self.owner.change_cache(self, change)
+        self.state: ReplicaState | None = None  # what the service's scorer knows of it
 
     def permits(self, exchange: Exchange) -> bool:
         """Return whether the exchange may be served by this replica, because the replica has all
-        the places that the exchange requires, and a slot for its adapter. Until the replica ends
-        that holds the response of the exchange, no other may serve it.
+        the places that the exchange requires, and what its affinity requires.
         """
-        holder = exchange.holder
-        if isinstance(holder, ReplicaPool) and holder is not self and not holder.draining:
+        affinity = exchange.affinity
+        if affinity is not None and not affinity.permits(self):
             return False
-        if exchange.adapter and self.adapters is not None:
-            return exchange.places <= self._places and self.adapters.takes(exchange.adapter)
         return exchange.places <= self._places
 
     def lies_in(self, places: frozenset[str]) -> bool:
@@ -319,26 +296,24 @@ class ReplicaPool:
         return places <= self._places
 
     def start(self, exchange: Exchange) -> None:
-        """Send the exchange, which has one of the slots, to the replica. If the replica has to load
-        the exchange's adapter, this is done first.
+        """Send the exchange, which has one of the slots, to the replica. If the replica has to be
+        prepared for it, this is done first.
         """
-        adapters = self.adapters
-        if exchange.adapter and adapters is not None and not adapters.is_ready(exchange.adapter):
-            self.spawn(self._load(exchange, adapters))
+        affinity = exchange.affinity
+        if affinity is not None and not affinity.is_ready(self):
+            self.spawn(self._prepare(exchange, affinity))
         else:
             self._send(exchange)
 
-    async def _load(self, exchange: Exchange, adapters: ReplicaAdapters) -> None:
+    async def _prepare(self, exchange: Exchange, affinity: RequestAffinity) -> None:
         try:
-            exchange.blames = not await adapters.load(exchange.adapter)
-        except AdapterError as error:
-            self.end(exchange, Outcome.UNLOADED, str(error))
+            await affinity.prepare(self)
+        except UnpreparedError as error:
+            self.end(exchange, Outcome.UNPREPARED, str(error))
             return
         except (OSError, TimeoutError):
             self._cool(exchange)
             return
-        if exchange.visit is not None:
-            exchange.visit.restart(monotonic())
         if exchange.gone:
             self.end(exchange, Outcome.UNSENT)
         else:
@@ -407,8 +382,8 @@ class ReplicaPool:
 
     def _cool(self, exchange: Exchange) -> None:
         """Try a replica that accepts no connections again later."""
-        if self.adapters is not None:
-            self.adapters.forget()
+        if self.state is not None:
+            self.state.forget()
         if not self.cooling and not self.draining:
             self.cooling = True
             loop = asyncio.get_running_loop()
@@ -456,8 +431,8 @@ class ReplicaPool:
         """Forget an idle connection that the replica has closed."""
         if connection in self._idle:
             self._idle.remove(connection)
-            if self.adapters is not None:
-                self.adapters.doubt()
+            if self.state is not None:
+                self.state.doubt()
             self.hasty = self.hasty or monotonic() - connection.idle_at < _PATIENCE_S
 
     def drain(self) -> None:
@@ -476,6 +451,6 @@ class ReplicaPool:
             served=self._served,
             failed=self._failed,
             draining=self.draining,
-            adapters=tuple(self.adapters.loaded if self.adapters is not None else ()),
-            loads=0 if self.adapters is None else self.adapters.loads,
+            adapters=tuple(self.state.loaded if self.state is not None else ()),
+            loads=0 if self.state is None else self.state.loads,
         )

@@ -18,8 +18,8 @@ from operator import add
 from pathlib import Path
 from random import Random
 
+from cavvy.capabilities.serving.gateway.answer_times import AnswerTimes, FirstToken
 from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
-from cavvy.capabilities.serving.gateway.token_meter import AnswerTimes, FirstToken
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
 from cavvy.capabilities.serving.loads import PromptSums, TokenTimes
 from cavvy.capabilities.simulation.serving.requests import RequestTrace, TokenSpeed

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from cavvy.capabilities.serving.gateway.adapters import (
+from cavvy.capabilities.language_models.adapters import (
     LoadTimes,
     ReplicaAdapters,
     choose_waiting,
     count_waits,
 )
+from cavvy.capabilities.language_models.cache_routing import ENTRIES_MAX, CacheRouter, PrefixCaches
+from cavvy.capabilities.language_models.engine_calls import _LABEL, EngineState, read_metrics
+from cavvy.capabilities.language_models.prompts import BLOCK_ENDS, READ_BYTES, Prompt, read_prompt
+from cavvy.capabilities.language_models.scorer import ModelReplica
 from cavvy.capabilities.serving.gateway.balancing import FARTHER, FULL
-from cavvy.capabilities.serving.gateway.cache_routing import ENTRIES_MAX, CacheRouter, PrefixCaches
 from cavvy.capabilities.serving.gateway.config import AdapterTerms, ReplicaAddress, ServiceRoute
-from cavvy.capabilities.serving.gateway.engine_calls import _LABEL, EngineState, read_metrics
 from cavvy.capabilities.serving.gateway.kept_counts import KeptCounts
-from cavvy.capabilities.serving.gateway.prompts import BLOCK_ENDS, READ_BYTES, Prompt, read_prompt
 from cavvy.capabilities.serving.gateway.upstream import ReplicaPool, UpstreamConnection
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
 from cavvy.domain.services import RoutingKind, RoutingRule
@@ -450,13 +451,15 @@ def test_a_replica_that_closes_a_connection_is_asked_what_it_has() -> None:
     route = ServiceRoute(name="s")
     owner: Any = SimpleNamespace(route=route)
     pool = ReplicaPool(HERE, owner, ReplicaWork(KeptCounts()))
-    (pool.adapters,) = make_adapters("ab")
-    assert pool.adapters.is_ready("a")
+    (adapters,) = make_adapters("ab")
+    pool.state = state = ModelReplica(pool)
+    state.adapters = adapters
+    assert adapters.is_ready("a")
     connection = UpstreamConnection(pool)
     pool._idle.append(connection)
     connection.connection_lost(None)
-    assert pool.adapters.holds("a")
-    assert not pool.adapters.is_ready("a")
+    assert adapters.holds("a")
+    assert not adapters.is_ready("a")
 
 
 def test_few_requests_pass_one_that_needs_a_load() -> None:
@@ -464,20 +467,24 @@ def test_few_requests_pass_one_that_needs_a_load() -> None:
     first, *others = (Asked(name) for name in "cdabababab")
     chosen = []
     while others:
-        found = choose_waiting(iter([first, *others]), replica)
+        found = choose_waiting(iter([first, *others]), replica, ask)
         assert found is not None
         chosen.append(found.adapter)
         if found is first:
             break
         others.remove(found)
     assert chosen == ["a", "c"]
-    assert choose_waiting(iter([]), replica) is None
+    assert choose_waiting(iter([]), replica, ask) is None
 
 
 @dataclass
 class Asked:
     adapter: str
     passed: int = 0
+
+
+def ask(request: Asked) -> Asked:
+    return request
 
 
 TASK = "resources: {gpu: H100}\nservice:\n"

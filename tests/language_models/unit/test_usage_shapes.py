@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.capabilities.serving.gateway.token_usage import (
+from cavvy.capabilities.language_models.token_usage import (
     GENERATE,
     LLAMA,
     OLLAMA,

@@ -12,20 +12,20 @@ soon. So adapters that are seldom used have one copy, and hot ones spread as the
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from cavvy.capabilities.serving.gateway.bodies import NO_JSON
-from cavvy.capabilities.serving.gateway.config import AdapterTerms, ReplicaAddress, ServiceRoute
-from cavvy.capabilities.serving.gateway.engine_calls import (
+from cavvy.capabilities.language_models.engine_calls import (
     EngineAnswer,
     EngineCallError,
     call_engine,
 )
+from cavvy.capabilities.serving.gateway.bodies import NO_JSON
+from cavvy.capabilities.serving.gateway.config import AdapterTerms, ReplicaAddress, ServiceRoute
 from cavvy.domain.values import Struct
 
 _FIRST_LOAD_S = 1.0  # an estimate until a load was measured
@@ -332,20 +332,24 @@ class AdapterRequest(Protocol):
     passed: int  # how many requests behind it have started before it
 
 
-T = TypeVar("T", bound=AdapterRequest)
+T = TypeVar("T")
 
 
-def choose_waiting(waiting: Iterator[T], adapters: ReplicaAdapters) -> T | None:
+def choose_waiting(
+    waiting: Iterator[T], adapters: ReplicaAdapters, find: Callable[[T], AdapterRequest | None]
+) -> T | None:
     """Return the request that a free replica gets: the first one, unless it needs a load and
-    another one does not. Few requests pass each other, so none waits much longer for this."""
+    another one does not. Few requests pass each other, so none waits much longer for this. `find`
+    returns what is known of a request's adapter."""
     first = next(waiting, None)
-    if first is None or not first.adapter or adapters.holds(first.adapter):
+    asked = None if first is None else find(first)
+    if asked is None or not asked.adapter or adapters.holds(asked.adapter):
         return first
-    if first.passed >= _PASSES_MAX:
+    if asked.passed >= _PASSES_MAX:
         return first
     for each in islice(waiting, _LOOKAHEAD):
-        if adapters.holds(each.adapter):
-            first.passed += 1
+        if (other := find(each)) is not None and adapters.holds(other.adapter):
+            asked.passed += 1
             return each
     return first
 

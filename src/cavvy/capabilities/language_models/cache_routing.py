@@ -32,8 +32,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from zlib import crc32
 
+from cavvy.capabilities.language_models.prompts import Prompt
 from cavvy.capabilities.serving.gateway.balancing import FARTHER, FULL, hash_key
-from cavvy.capabilities.serving.gateway.prompts import Prompt
 
 CACHE_TOKENS = 1_000_000  # of a replica, if the service's file does not state them
 _COPY = 0.5  # of each token that another replica holds already

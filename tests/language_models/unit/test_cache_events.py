@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from tests.waits import patience
 
-from cavvy.capabilities.serving.gateway.cache_events import (
+from cavvy.capabilities.language_models.cache_events import (
     CacheChange,
     EventError,
     EventReader,
     watch_events,
 )
-from cavvy.capabilities.serving.gateway.cache_routing import CacheRouter
+from cavvy.capabilities.language_models.cache_routing import CacheRouter
+from cavvy.capabilities.language_models.prompts import Prompt
 from cavvy.capabilities.serving.gateway.config import ReplicaAddress
-from cavvy.capabilities.serving.gateway.prompts import Prompt
 from cavvy.domain.services import RoutingKind
 from cavvy.spec.problems import SpecError
 from cavvy.task_files import ReadOptions, parse_task
@@ -254,7 +254,7 @@ async def test_a_flood_of_commands_or_of_small_events_is_read_slowly(
     async def rest(size: int) -> None:
         found.append(size)
 
-    monkeypatch.setattr("cavvy.capabilities.serving.gateway.cache_events._rest", rest)
+    monkeypatch.setattr("cavvy.capabilities.language_models.cache_events._rest", rest)
     async with publishing(GREETING, READY, flood, pack(frames(1, stored(1)))) as (port, _):
         assert await listen(port, 1) == [CacheChange(stored=16)]
     assert found[: len(rests)] == rests
@@ -274,7 +274,7 @@ async def test_a_flood_of_commands_or_of_small_events_is_read_slowly(
 async def test_a_port_without_events_is_told_once(
     answers: list[bytes], what: str, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr("cavvy.capabilities.serving.gateway.cache_events._PAUSE_S", 0.01)
+    monkeypatch.setattr("cavvy.capabilities.language_models.cache_events._PAUSE_S", 0.01)
     caplog.set_level(logging.WARNING)
     tries = 0
 

@@ -22,8 +22,8 @@ from itertools import islice
 from pathlib import Path
 from stat import S_ISREG
 
+from cavvy.capabilities.language_models.engine_calls import EngineCallError, call_engine
 from cavvy.capabilities.serving.gateway.config import ReplicaAddress
-from cavvy.capabilities.serving.gateway.engine_calls import EngineCallError, call_engine
 from cavvy.capabilities.serving.gateway.rates import make_plain
 
 _log = logging.getLogger(__name__)

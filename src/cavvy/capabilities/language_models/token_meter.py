@@ -18,11 +18,28 @@ from typing import Any
 
 import msgspec
 
-from cavvy.capabilities.serving.gateway.adapters import find_refusal
+from cavvy.capabilities.language_models.adapters import find_refusal
+from cavvy.capabilities.language_models.affinity import find_affinity, make_affinity
+from cavvy.capabilities.language_models.prompts import BYTES_PER_TOKEN
+from cavvy.capabilities.language_models.response_holders import (
+    UNREADABLE,
+    ResponseHolders,
+    ResponseIdReader,
+    read_response_id,
+)
+from cavvy.capabilities.language_models.token_usage import (
+    GENERATE,
+    LLAMA,
+    OLLAMA,
+    USAGE,
+    UsageReader,
+)
+from cavvy.capabilities.serving.gateway.answer_times import AnswerTimes, FirstToken
 from cavvy.capabilities.serving.gateway.bodies import NO_JSON
 from cavvy.capabilities.serving.gateway.client_keys import KeyLimit
 from cavvy.capabilities.serving.gateway.config import ServiceRoute
 from cavvy.capabilities.serving.gateway.exchange import Exchange
+from cavvy.capabilities.serving.gateway.extensions import ServiceMeters
 from cavvy.capabilities.serving.gateway.heads import HeadError, ResponseHead
 from cavvy.capabilities.serving.gateway.kept_counts import TokenCount
 from cavvy.capabilities.serving.gateway.own_answers import (
@@ -31,22 +48,8 @@ from cavvy.capabilities.serving.gateway.own_answers import (
     OwnAnswer,
     write_error_event,
 )
-from cavvy.capabilities.serving.gateway.prompts import BYTES_PER_TOKEN
 from cavvy.capabilities.serving.gateway.rates import make_plain
-from cavvy.capabilities.serving.gateway.response_holders import (
-    UNREADABLE,
-    ResponseHolders,
-    ResponseIdReader,
-    read_response_id,
-)
 from cavvy.capabilities.serving.gateway.seams import PassingSink, ResponseSink
-from cavvy.capabilities.serving.gateway.token_usage import (
-    GENERATE,
-    LLAMA,
-    OLLAMA,
-    USAGE,
-    UsageReader,
-)
 from cavvy.capabilities.serving.gateway.work import ReplicaWork
 from cavvy.capabilities.serving.loads import TokenTimes
 from cavvy.domain.ledger import TokenUse
@@ -62,7 +65,6 @@ _EVENT = re.compile(rb".*?(?:\r\n\r\n|\n\n)", re.DOTALL)
 _ENDS = (b"\n\n", b"\r\n\r\n")  # of events
 _EVENT_MAX = 65_536  # bytes of an event that are held until it is complete
 _CHOICES_MAX, _ASKED_MAX = 128, 1 << 40  # what a request can ask for
-_LEAST_SHARE = 10  # a tenth of an answer's time is at least spent on tokens, not on prompts
 _REFUSALS = (400, 422)  # of a question that the engine does not know
 _REPEATS_MAX = 5  # of a request whose adapter another gateway has unloaded
 
@@ -135,52 +137,7 @@ class _EngineRequest(Struct, frozen=True):
 _decode = msgspec.json.Decoder(_EngineRequest).decode
 
 
-class AnswerTimes:
-    """The times of the streamed answers of a service; see `TokenTimes`."""
-
-    def __init__(self, ttft_s: float = inf, gap_s: float = inf) -> None:
-        self.limits_s = (ttft_s, gap_s)  # that answers should not exceed
-        self._sums = [0.0] * len(TokenTimes.__struct_fields__)
-
-    def add(self, prompt: int, completion: int, first: "FirstToken", now: float) -> None:
-        """Add an answer that has ended, and that had at least one token."""
-        ttft_s, limit_s = self.limits_s
-        x, y = float(prompt), first.taken_s
-        late = first.after_s > ttft_s
-        gap: tuple[float, ...] = (0.0,) * 8
-        if completion > 1 and now > first.at:
-            taken_s, work, n = now - first.at, first.work, completion - 1.0
-            late = late or taken_s / n > limit_s
-            # the harmonic mean: the divided time of the replica advances by dt / running
-            r = taken_s / max(work.share_s(first.mark, now), 1e-9)
-            others_s = work.count_prompts_s(now) - first.prompts_s
-            g = max(taken_s - others_s, taken_s / _LEAST_SHARE) / n
-            gap = (n, n * r, n * g, n * r * r, n * r * g, n * g * g, 1.0, 1 / n)
-        new = (1.0, completion, x, y, x * x, x * y, y * y, *gap, float(late))
-        self._sums = list(map(add, self._sums, new))
-
-    def describe(self) -> TokenTimes:
-        return TokenTimes(**dict(zip(TokenTimes.__struct_fields__, self._sums, strict=True)))
-
-
-class FirstToken:
-    """The first token of an answer. `taken_s` is the time in which the replica computed it, and
-    `after_s` the time since the request arrived. `mark` and `prompts_s` are the divided time of the
-    replica and the time in which it had prompts until then.
-    """
-
-    __slots__ = ("after_s", "at", "mark", "prompts_s", "taken_s", "work")
-
-    def __init__(self, arrived_at: float, started_at: float, work: ReplicaWork, now: float) -> None:
-        self.at, self.work = now, work
-        self.mark = work.share_s(0.0, now)
-        self.taken_s = now - max(started_at, work.first_token_at)
-        self.after_s = now - arrived_at
-        self.prompts_s = work.count_prompts_s(now)
-        work.first_token_at = now
-
-
-class EngineTerms:
+class EngineTerms(ServiceMeters):
     """What meters know of the engine of a service."""
 
     def __init__(self, route: ServiceRoute, hold_bytes: int, state: Path | None = None) -> None:
@@ -191,25 +148,51 @@ class EngineTerms:
         self.hold_bytes = hold_bytes  # of a body that is read before a replica gets it
         # whether keys may use only so many tokens
         self.limited = any(key.tokens_per_min is not None for key in route.keys)
-        self.times = AnswerTimes()
+        self.times = AnswerTimes(
+            inf if route.ttft_s is None else route.ttft_s,
+            inf if route.token_gap_s is None else route.token_gap_s,
+        )
         self.asks_usage = True  # of streams, because the engine has not refused to state it
         self.holders = ResponseHolders(state if route.models else None, route.name)
+        self._route = route
 
+    def open(self, exchange: Exchange, target: bytes, model: str = "") -> None:
+        """Count the tokens of a request if its target is a route of engines, or any route if tokens
+        are limited: engines have further routes for prompts, such as vLLM's `/invocations`. A
+        request for a response that a replica keeps gets the ID of this response.
+        """
+        target = make_plain(target)
+        if b"/responses/" in target and (response_id := read_response_id(target)):
+            make_affinity(exchange).response_id = response_id
+        if exchange.head.method != b"POST":
+            return
+        route = ROUTES.get(target.partition(b"?")[0], _OTHER if self.limited else None)
+        if route is not None and exchange.entry.route.batch is None:
+            if route is not _OTHER and self.models:  # nothing remains of what a lost replica did
+                exchange.permit_repeat()
+            TokenMeter(exchange, self, route, model)
 
-def meter_tokens(exchange: Exchange, engine: EngineTerms, target: bytes, model: str = "") -> None:
-    """Count the tokens of a request if its target is a route of engines, or any route if tokens are
-    limited: engines have further routes for prompts, such as vLLM's `/invocations`. A request for a
-    response that a replica keeps gets the ID of this response."""
-    target = make_plain(target)
-    if b"/responses/" in target:
-        exchange.response_id = read_response_id(target)
-    if exchange.head.method != b"POST":
-        return
-    route = ROUTES.get(target.partition(b"?")[0], _OTHER if engine.limited else None)
-    if route is not None and exchange.entry.route.batch is None:
-        if route is not _OTHER and engine.models:  # nothing remains of what a lost replica did
-            exchange.permit_repeat()
-        TokenMeter(exchange, engine, route, model)
+    def derive(self, model: str) -> "EngineTerms":
+        terms = EngineTerms(self._route, 0)
+        terms.models, terms.base_models = (model,), 1
+        return terms
+
+    def may_take(self, exchange: Exchange) -> bool:
+        """Return whether the request continues no response, or one of this API and its key."""
+        affinity = find_affinity(exchange)
+        made = "" if affinity is None else affinity.response_id
+        return not made or bool(self.holders.owns(exchange.key_id, made))
+
+    def describe(self) -> TokenTimes:
+        return self.times.describe()
+
+    def adopt(self, old: "EngineTerms") -> None:
+        limits_s, self.times = self.times.limits_s, old.times
+        self.times.limits_s = limits_s
+        self.holders = old.holders
+
+    def remove(self) -> None:
+        self.holders.remove()
 
 
 class TokenMeter(PassingSink):
@@ -287,10 +270,9 @@ class TokenMeter(PassingSink):
     def used(self) -> TokenUse:
         return self._total
 
-    def move(self, engine: EngineTerms, model: str = "") -> None:
-        """Count the answer of another engine from now on, which has not refused any question.
-        `model` is the one that it is asked for, if this is not the client's."""
-        self._engine, self._withdrawn = engine, False
+    def move(self, meters: EngineTerms, model: str = "") -> None:
+        """Count the answer of another engine from now on, which has not refused any question."""
+        self._engine, self._withdrawn = meters, False
         self._model = self._name_model(model or self._asked)
 
     def limit_by(self, limit: KeyLimit) -> None:
@@ -298,9 +280,10 @@ class TokenMeter(PassingSink):
 
     def begin(self, work: ReplicaWork) -> None:
         """Prepare for the response of a replica, which is about to get the request."""
-        exchange = self._exchange
-        if exchange.adapter and exchange.body_done and self._repeats < _REPEATS_MAX:
-            again = self._repeats and exchange.blames
+        exchange, affinity = self._exchange, find_affinity(self._exchange)
+        adapter = "" if affinity is None else affinity.adapter
+        if affinity and adapter and exchange.body_done and self._repeats < _REPEATS_MAX:
+            again = self._repeats and affinity.blames
             self._whole = None if again else (exchange.out_head, list(exchange.held))
         self._begin_try()
         self._replica = work.replica
@@ -314,8 +297,10 @@ class TokenMeter(PassingSink):
         """Restore the request as the client sent it, because the engine may refuse the question for
         its usage."""
         exchange, former = self._exchange, self._former
-        if exchange.misses:  # the adapter is the reason
+        affinity = find_affinity(exchange)
+        if affinity is not None and affinity.misses:  # the adapter is the reason
             former, self._repeats = self._whole, self._repeats + 1
+            affinity.misses = False
         else:
             self._former = self._events = None
             self._withdrawn = True
@@ -323,7 +308,7 @@ class TokenMeter(PassingSink):
         if former is not None:
             exchange.out_head, exchange.held = former
             exchange.held_bytes = sum(map(len, exchange.held))
-        exchange.spoiled = exchange.responding = exchange.misses = False
+        exchange.spoiled = exchange.responding = False
 
     def close(self) -> None:
         """Count what was delivered of an answer that ended early, and the prompt of a request whose
@@ -355,7 +340,7 @@ class TokenMeter(PassingSink):
     def respond(self, head: ResponseHead, payload: bytes, done: bool, more: bytes = b"") -> None:
         exchange = self._exchange
         if self._whole is not None and head.status == find_refusal(exchange.entry.route):
-            exchange.misses = self._again = exchange.spoiled = True
+            make_affinity(exchange).misses = self._again = exchange.spoiled = True
             return
         self._whole = None
         if self._former is not None and head.status in _REFUSALS:
@@ -439,7 +424,7 @@ class TokenMeter(PassingSink):
         self._completion = asked.completion
         self._asks_stream = asked.stream is True
         if self._route.holds and isinstance(asked.previous_response_id, str):
-            exchange.response_id = asked.previous_response_id
+            make_affinity(exchange).response_id = asked.previous_response_id
         if asked.stream is not True or asked.stream_options is not msgspec.UNSET:
             return
         if self._route.asks and self._engine.asks_usage:
@@ -449,7 +434,7 @@ class TokenMeter(PassingSink):
         """Treat a request whose body the gateway cannot read as one that continues a response of
         which nothing is known: engines may read what the gateway does not, such as NaN."""
         if self._route.holds and self._engine.shared:
-            self._exchange.response_id = UNREADABLE
+            make_affinity(self._exchange).response_id = UNREADABLE
 
     def _ask(self, exchange: Exchange, body: bytes) -> None:
         self._former = (exchange.out_head, exchange.held)
