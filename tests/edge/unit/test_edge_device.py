@@ -12,22 +12,16 @@ import pytest
 
 from cavvy.capabilities.edge.on_device import device
 from cavvy.capabilities.edge.on_device.bundle import make_script
-from cavvy.capabilities.edge.on_device.device import DeviceProgram, read_wanted
+from cavvy.capabilities.edge.on_device.device import DeviceProgram
+from cavvy.capabilities.edge.on_device.documents import Peers, WantedVersion, read_answer
 
 
 def test_the_wanted_models_are_read() -> None:
     told = {"name": "m", "number": 2, "mib_per_s": 1, "window": [22, 6], "later": "ignored"}
-    [wanted] = read_wanted(json.dumps({"models": [told]}).encode())
-    assert wanted == {
-        "name": "m",
-        "number": 2,
-        "rollout": 0,
-        "collect_below": None,
-        "mib_per_s": 1.0,
-        "window": [22, 6],
-        "wait": False,
-        "site_window": [],
-    }
+    [wanted] = read_answer(json.dumps({"models": [told]}).encode(), "p").models
+    assert wanted == WantedVersion(
+        name="m", number=2, mib_per_s=1.0, window=(22, 6), site_window=()
+    )
 
 
 @pytest.mark.parametrize(
@@ -49,7 +43,7 @@ def test_the_wanted_models_are_read() -> None:
 def test_no_answer_of_the_server_ends_the_program(model: object) -> None:
     for answer in ({"models": [model]}, {}, [], None):
         with pytest.raises(ValueError):
-            read_wanted(json.dumps(answer).encode())
+            read_answer(json.dumps(answer).encode(), "p")
 
 
 def test_the_token_is_not_among_the_arguments_of_the_program() -> None:
@@ -85,10 +79,10 @@ def test_what_a_fetch_has_started_ends_with_it(
         folder=str(tmp_path),
         options={"every_s": 60.0, "look_s": 0.02},
         _over=over,
-        _peers={"at": {}, "key": ""},
+        _peers=Peers(),
         _look=lambda: over.set() if started.exists() else None,
     )
-    wanted = {"mib_per_s": None, "window": [], "site_window": []}
+    wanted = WantedVersion(name="m", number=1)
     assert not DeviceProgram._fetch(cast(Any, asked), "m", 1, wanted)
     ended, pid = threading.Event(), started.read_text().strip()
     while is_running(pid):

@@ -28,6 +28,7 @@ from cavvy.capabilities.edge.on_device.device import (
     free_port,
     read_options,
 )
+from cavvy.capabilities.edge.on_device.documents import CloudService, write
 from cavvy.capabilities.edge.on_device.program import hold
 from cavvy.capabilities.edge.on_device.server_calls import DeviceCalls, DeviceRefused
 from cavvy.capabilities.edge.on_device.settings import ServerSettings, find_every_s
@@ -273,7 +274,7 @@ def test_a_version_that_was_taken_back_may_be_tried_again(
     for number in (2, 1, 2):
         server.models = [{"name": "m", "number": number}]
         device._check_in()
-        assert model.tell()["serving"] == number
+        assert model.tell().serving == number
         assert model.slots.refused == 0
     model.stop()  # in good order, which is no failed trial
     assert ModelSlots(model.slots.folder)._state["tries"] == 0
@@ -294,7 +295,7 @@ def test_a_version_stays_on_trial_until_it_has_had_requests(
         server.models = [{"name": "m", "number": 2, "rollout": rollout}]
         device._check_in()
         look(device)
-        told = model.tell()
+        told = write(model.tell())
         assert (told["serving"], told["on_trial"]) == (2, False), "a rollout does not wait for it"
         answer(model._tried, 400, 9)  # what both versions refuse says nothing about either
         answer(model._served, 400, 9)
@@ -358,7 +359,7 @@ def test_the_first_version_is_tried_again_without_the_server(
     update(made, 1, OLD)
     made._write(number=0, slot="", trial=1, tries=1)
     for device in start(tmp_path, server):
-        assert look(device).tell()["serving"] == 1
+        assert look(device).tell().serving == 1
 
 
 def test_the_first_version_serves_until_its_trial_ends_if_another_is_wanted(
@@ -404,9 +405,9 @@ def test_a_fetch_that_fails_is_told_and_tried_later(
     assert told["unfetched"] == 3
     model = device._models["m"]
     model.note_wanted(3)
-    assert model.tell()["unfetched"] == 3
+    assert model.tell().unfetched == 3
     model.note_wanted(4)
-    told = model.tell()
+    told = write(model.tell())
     assert (told["unfetched"], told["problem"]) == (0, ""), "it speaks of the version before"
     assert model.fetch_at == 0.0, "the other version is fetched at once"
 
@@ -475,8 +476,8 @@ def test_samples_survive_a_damaged_file_and_a_full_disk(tmp_path: Path) -> None:
 def test_a_report_has_only_models_with_requests_and_no_more_than_the_server_takes(
     device: DeviceProgram, server: FakeServer
 ) -> None:
-    clouds = {f"c{number}": {"url": "http://127.0.0.1:9", "key": ""} for number in range(100)}
-    device._use_clouds(clouds)
+    clouds = [f"c{number}" for number in range(100)]
+    device._use_clouds([CloudService(model=name, url="http://127.0.0.1:9") for name in clouds])
     device.front.counts["c7"] = module_front.AnswerCounts()
     device._report()
     assert [each["name"] for each in server.told["models"]] == ["m", "c7"]
@@ -491,8 +492,7 @@ def test_a_report_has_only_models_with_requests_and_no_more_than_the_server_take
 def test_a_retired_device_keeps_no_key_of_a_service(
     tmp_path: Path, device: DeviceProgram, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cloud = {"model": "m", "url": "http://127.0.0.1:9", "key": "s3cret", "below": None}
-    device._set_clouds({"m": cloud})
+    device._set_clouds([CloudService(model="m", url="http://127.0.0.1:9", key="s3cret")])
     kept = tmp_path / "clouds.json"
     for code, has_key in (("forbidden", True), ("enrolment-refused", False)):
 

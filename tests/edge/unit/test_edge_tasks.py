@@ -11,6 +11,7 @@ import pytest
 from cavvy.capabilities.edge import command as edge
 from cavvy.capabilities.edge.devices import GIVEN, DeviceTasks, TooManyTasks
 from cavvy.capabilities.edge.on_device import tasks as device
+from cavvy.capabilities.edge.on_device.documents import TaskOutput, read_task, write
 from cavvy.capabilities.edge.on_device.tasks import perform, run_command, say
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -20,12 +21,13 @@ def ask(task: Any, allowed: bool) -> dict[str, Any]:
     """Return what the device sends, or {} if it ignores the task."""
     sent, done = dict[str, Any](), threading.Event()
 
-    def send(path: str, output: dict[str, Any]) -> None:
-        sent.update(output, path=path)
+    def send(path: str, output: TaskOutput) -> None:
+        sent.update(write(output), path=path)
         done.set()
 
-    perform(task, allowed, send)
-    done.wait(30 if isinstance(task, dict) and task.get("id") == "a1" else 0.2)
+    if (read := read_task(task)) is not None:
+        perform(read, allowed, send)
+        done.wait(30)
     return sent
 
 

@@ -153,8 +153,8 @@ def test_a_version_that_does_not_check_in_and_serve_gives_way_to_the_former_one(
     assert versions.want(1, 0) is not bool(refused)
     assert versions.want(1, 1)  # a user asks for the same bytes again
     if refused:
-        assert versions.tell()[0]["refused"] == 1
-        assert versions.tell()[0]["problem"]
+        assert versions.tell()[0].refused == 1
+        assert versions.tell()[0].problem
 
 
 def test_an_accepted_version_starts_the_next_one_and_a_damaged_one_is_not_started(

@@ -21,7 +21,6 @@ from cavvy.capabilities.edge.nouns import EdgeDevice, EdgeSettings
 from cavvy.control.clock import ControlClock
 from cavvy.domain.values import Struct, replace
 
-MOST_OUTPUT = 64 * 1024  # characters of an output
 _OF_DEVICE = 8  # open tasks of one device
 _OF_PROJECT = 200  # tasks, also answered ones
 _IN_ALL = 2000  # tasks of all projects

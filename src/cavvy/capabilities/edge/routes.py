@@ -34,7 +34,7 @@ from cavvy.api.rules import MACHINE, OPEN, in_path, in_query, name_user, require
 from cavvy.api.wire import done, read, view
 from cavvy.capabilities.edge import wire as wire
 from cavvy.capabilities.edge.device_program import publish_program
-from cavvy.capabilities.edge.devices import MOST_OUTPUT, TooManyTasks
+from cavvy.capabilities.edge.devices import TooManyTasks
 from cavvy.capabilities.edge.nouns import (
     CHECK_IN_S,
     PROGRAM,
@@ -47,7 +47,22 @@ from cavvy.capabilities.edge.nouns import (
     Rollout,
 )
 from cavvy.capabilities.edge.on_device.bundle import make_script, pack_device
-from cavvy.capabilities.edge.on_device.front import BUCKETS
+from cavvy.capabilities.edge.on_device.documents import (
+    CheckedIn,
+    CheckIn,
+    CloudService,
+    DeviceTask,
+    DeviceToken,
+    Enrolled,
+    Enrolment,
+    ModelTold,
+    Nonce,
+    Peers,
+    Proof,
+    Samples,
+    TaskOutput,
+    WantedVersion,
+)
 from cavvy.capabilities.edge.on_device.settings import SettingRefused, check_name, read_pair
 from cavvy.capabilities.edge.rollouts import SILENT, count_wave, order_devices
 from cavvy.capabilities.edge.service import (
@@ -61,7 +76,6 @@ from cavvy.client.addresses import is_loopback
 from cavvy.domain.accounts import Permission
 from cavvy.domain.service_updates import RevisionSums
 from cavvy.domain.tasks import WAVES, find_wrong_waves
-from cavvy.domain.values import Struct, asdict, field
 from cavvy.store.base import ProjectFilter, RowNotFound
 from cavvy.store.documents import plain
 
@@ -431,91 +445,6 @@ async def list_samples(
 # Devices
 
 
-# Devices are not trusted: what they count is added up, and their texts are kept in memory.
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
-_Name = Annotated[str, msgspec.Meta(max_length=63)]
-_Logs = Annotated[float, msgspec.Meta(ge=-1e17, le=1e17)]
-
-
-class _Sample(Struct, frozen=True, kw_only=True):
-    number: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-    model: _Name
-    version: _Count = 0
-    at: float = 0.0
-    certainty: float = 0.0
-    # decoded and encoded again, so that each sample is one line that every reader can decode
-    request: Any = None
-    answer: Any = None
-
-
-class _Samples(Struct, frozen=True, kw_only=True):
-    samples: list[_Sample]
-
-
-class _Enrolment(Struct, frozen=True, kw_only=True):
-    key: str
-    hostname: str = ""
-    facts: dict[str, str] = field(default_factory=dict)
-
-
-class _Proof(Struct, frozen=True, kw_only=True):
-    project: _Name
-    device: _Name
-    nonce: str
-    signature: str
-
-
-class _DeviceSums(Struct, frozen=True, kw_only=True):
-    """As `RevisionSums`, of which devices form no groups."""
-
-    requests: _Count = 0
-    errors: _Count = 0
-    timed: _Count = 0
-    logs: _Logs = 0.0
-    squares: _Logs = 0.0
-
-
-_Bucket = Annotated[int, msgspec.Meta(ge=0, lt=BUCKETS)]
-_Buckets = dict[_Bucket, _Count]
-
-
-class _Paths(Struct, frozen=True, kw_only=True):
-    device: _Buckets = field(default_factory=dict)
-    cloud: _Buckets = field(default_factory=dict)
-    lost: _Count = 0
-
-
-class _DeviceModel(Struct, frozen=True, kw_only=True):
-    name: _Name
-    serving: _Count = 0
-    on_trial: bool = False
-    refused: _Count = 0
-    refused_in: _Count = 0
-    unfetched: _Count = 0
-    problem: str = ""
-    sums: _DeviceSums = _DeviceSums()
-    paths: _Paths | None = None
-
-
-class _TaskOutput(Struct, frozen=True, kw_only=True):
-    output: Annotated[str, msgspec.Meta(max_length=MOST_OUTPUT)]
-    exit_code: Annotated[int, msgspec.Meta(ge=0, le=255)]
-
-
-class _CheckIn(Struct, frozen=True, kw_only=True):
-    models: Annotated[tuple[_DeviceModel, ...], msgspec.Meta(max_length=_MOST_MODELS)] = ()
-    free_mib: _Count = 0
-    # of the device, in seconds since 1970, at most the year 9999
-    clock: Annotated[float, msgspec.Meta(ge=0, lt=253_402_300_800)] = 0.0
-    waiting: _Count = 0
-    agent: str = ""
-    share: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    # None of a program that knows no settings
-    settings: Annotated[str, msgspec.Meta(max_length=64)] | None = None
-    settings_problem: str = ""
-    up_s: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)] = 0
-
-
 @router.get("/edge/v1/script", rule=OPEN, gives=True, errors=("no-joining",))
 async def script(app_state: AppState) -> Response:
     """Get the script that enrols a device and runs its program."""
@@ -539,17 +468,19 @@ async def enrol(request: Request, app_state: AppState) -> Response:
     project, _, token = _read_bearer(request).partition(".")
     edge = _edge(app_state)
     await edge.read_invitation(project, token)  # before the body is read
-    asked = await read(request, _Enrolment, _BODY)
+    asked = await read(request, Enrolment, _BODY)
     facts = {name[:40]: value[:200] for name, value in list(asked.facts.items())[:40]}
     device = await edge.enrol(project, token, asked.key, asked.hostname[:200], facts)
-    told = {"project": project, "device": device.name, "site": device.site}
-    return _json({**told, "allow_exec": device.allow_exec})
+    told = Enrolled(
+        project=project, device=device.name, site=device.site, allow_exec=device.allow_exec
+    )
+    return _json(told)
 
 
 @router.get("/edge/v1/nonce", rule=OPEN, gives=True)
 async def nonce(app_state: AppState) -> Response:
     """Get a text to sign."""
-    return _json({"nonce": _issue(app_state, "nonce", _NONCE_VALID)})
+    return _json(Nonce(nonce=_issue(app_state, "nonce", _NONCE_VALID)))
 
 
 @router.post(
@@ -562,14 +493,14 @@ async def nonce(app_state: AppState) -> Response:
 )
 async def token(request: Request, app_state: AppState) -> Response:
     """Exchange a signature for a token of a day."""
-    asked = await read(request, _Proof, _BODY)
+    asked = await read(request, Proof, _BODY)
     if _read_issued(app_state, asked.nonce) != "nonce":
         raise ApiProblem("unauthorised", "the signed text is not one of this server, or too old")
     device = await _edge(app_state).find(asked.project, asked.device)
     if not _is_signed(device.key, asked):
         raise ApiProblem("unauthorised", "the signature is not that of the device's key")
     made = _issue(app_state, f"{asked.project}/{asked.device}", _TOKEN_VALID)
-    return _json({"token": made, "valid_s": _TOKEN_VALID.total_seconds()})
+    return _json(DeviceToken(token=made, valid_s=_TOKEN_VALID.total_seconds()))
 
 
 @router.post(
@@ -583,7 +514,7 @@ async def token(request: Request, app_state: AppState) -> Response:
 async def check_in(request: Request, app_state: AppState) -> Response:
     """Report what a device does, and get what it is to serve."""
     project, name = _identify(request, app_state)
-    asked = await read(request, _CheckIn, _BODY)
+    asked = await read(request, CheckIn, _BODY)
     now = app_state.now()
     report = DeviceReport(
         at=now,
@@ -599,46 +530,49 @@ async def check_in(request: Request, app_state: AppState) -> Response:
     )
     wanted = await _edge(app_state).check_in(project, name, report)
     site = await _edge(app_state).site_of(project, name)
-    models: list[dict[str, Any]] = [
-        {
-            "name": each.version.model,
-            "number": each.version.number,
-            "rollout": each.rollout.number,
-            "mib_per_s": each.rollout.mib_per_s,
-            # a device with an older program knows one window only
-            "window": each.rollout.window or site.window,
-            "site_window": site.window,
-            "collect_below": each.rollout.collect_below,
-        }
-        for each in wanted
-    ]
+    models: list[WantedVersion] = []
     at: dict[str, list[str]] = {}
-    for each, shown in zip(wanted, models, strict=True):
+    for each in wanted:
         hours = bool(each.rollout.window or site.window)
         peers = await _edge(app_state).find_peers(project, name, each.version, hours)
-        shown["wait"] = peers.wait
         at[each.version.model] = list(peers.at)
-    program = next((each for each in models if each["name"] == PROGRAM), None)
-    models = [each for each in models if each is not program]
+        models.append(
+            WantedVersion(
+                name=each.version.model,
+                number=each.version.number,
+                rollout=each.rollout.number,
+                mib_per_s=each.rollout.mib_per_s,
+                # a device with an older program knows one window only
+                window=each.rollout.window or site.window,
+                site_window=site.window,
+                collect_below=each.rollout.collect_below,
+                wait=peers.wait,
+            )
+        )
+    program = next((each for each in models if each.name == PROGRAM), None)
     clouds = [
-        {
-            "model": each.rule.model,
-            "url": each.service.url,
-            "key": each.key,
-            "below": each.rule.below,
-        }
+        CloudService(
+            model=each.rule.model, url=each.service.url, key=each.key, below=each.rule.below
+        )
         for each in await _edge(app_state).find_clouds(project, name)
         if _is_for_devices(app_state, each.service.url)
     ]
-    told = {"now": now.timestamp(), "every_s": CHECK_IN_S, "models": models, "clouds": clouds}
-    told["program"] = program
     device = await _edge(app_state).find(project, name)
-    told["settings"] = (await _edge(app_state).settings_of(device)).revision
-    told["peers"] = {"key": await _make_peer_key(app_state, project, name, now), "at": at}
+    settings = await _edge(app_state).settings_of(device)
+    peer_key = await _make_peer_key(app_state, project, name, now)
     taken = _edge(app_state).tasks.take(project, name, now)
     app_state.watch.wake(*(f"edge-task:{each.id}" for each in taken))
-    tasks = [{"id": each.id, "command": each.command} for each in taken]
-    return _json({**told, "tasks": tasks})
+    told = CheckedIn(
+        now=now.timestamp(),
+        every_s=CHECK_IN_S,
+        models=[each for each in models if each is not program],
+        clouds=clouds,
+        program=program,
+        settings=settings.revision,
+        peers=Peers(key=peer_key, at=at),
+        tasks=[DeviceTask(id=each.id, command=list(each.command)) for each in taken],
+    )
+    return _json(told)
 
 
 @router.get(
@@ -675,7 +609,7 @@ async def end_task(
     project, name = _identify(request, app_state)
     edge = _edge(app_state)
     await edge.find(project, name)
-    asked = await read(request, _TaskOutput, _BODY)
+    asked = await read(request, TaskOutput, _BODY)
     if (found := edge.tasks.find(project, name, task_id, app_state.now())) is not None:
         edge.tasks.end(found, asked.output, asked.exit_code)
         app_state.watch.wake(f"edge-task:{task_id}")
@@ -693,7 +627,7 @@ async def end_task(
 async def add_samples(request: Request, app_state: AppState) -> Response:
     """Store requests whose answers were uncertain. A sample that is sent again is stored once."""
     project, name = _identify(request, app_state)
-    asked = await read(request, _Samples, _BODY)
+    asked = await read(request, Samples, _BODY)
     rows = [
         (each.number, plain(each.model), msgspec.json.encode(each).decode())
         for each in asked.samples
@@ -848,7 +782,7 @@ def _read_issued(app_state: AppState, token: str) -> str:
     return text if app_state.now().timestamp() < int(expires) else ""
 
 
-def _is_signed(key: str, proof: _Proof) -> bool:
+def _is_signed(key: str, proof: Proof) -> bool:
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -860,7 +794,7 @@ def _is_signed(key: str, proof: _Proof) -> bool:
     return True
 
 
-def _read_model(told: _DeviceModel) -> ModelReport:
+def _read_model(told: ModelTold) -> ModelReport:
     return ModelReport(
         name=told.name,
         serving=told.serving,
@@ -869,8 +803,8 @@ def _read_model(told: _DeviceModel) -> ModelReport:
         refused_in=told.refused_in,
         unfetched=told.unfetched,
         problem=told.problem[:_MOST_PROBLEM],
-        sums=RevisionSums(**asdict(told.sums)),
-        paths=None if told.paths is None else PathCounts(**asdict(told.paths)),
+        sums=RevisionSums() if told.sums is None else RevisionSums(**vars(told.sums)),
+        paths=None if told.paths is None else PathCounts(**vars(told.paths)),
     )
 
 

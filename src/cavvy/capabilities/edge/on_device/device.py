@@ -9,7 +9,6 @@ import json
 import math
 import os
 import random
-import re
 import shutil
 import signal
 import socket
@@ -23,6 +22,21 @@ from urllib.parse import urlsplit
 
 from cavvy.agent.work.confine import MODEL_PACKAGES, VARIABLES
 
+from .documents import (
+    MOST_MODELS,
+    CheckIn,
+    CloudService,
+    Enrolment,
+    ModelTold,
+    PathsTold,
+    Peers,
+    SumsTold,
+    TaskOutput,
+    WantedVersion,
+    read_answer,
+    read_clouds,
+    write,
+)
 from .front import CloudTarget, EdgeFront, EngineTarget
 from .packages import this_target
 from .peers import PEERS, PeerServer
@@ -62,11 +76,6 @@ _OWN_ENGINE = [sys.executable, "-m", "cavvy.model_server"]
 # has had this number of requests.
 _FEW = 4
 _IDLE_S = 600.0  # without requests, after which a trial keeps one engine instead of two
-_NAME = re.compile(r"[a-z0-9-]{1,63}")  # of a model
-_URL = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,300}(/[A-Za-z0-9._~/-]{0,300})?")  # of a service
-_EXPORTED = ("serving", "refused", "refused_in", "problem")
-_MOST_MODELS = 64  # in a report, of which the server takes no more
-_MOST_PEERS = 4  # that a fetch may ask
 _MOST_TASKS = 8  # of users, that are begun after a check-in
 _MOST_BATCHES = 16  # of samples that are sent after a check-in
 _LONGEST_S = 600.0  # between two tries of a fetch that fails, or of a device that is refused
@@ -200,17 +209,21 @@ class RunningModel:
         # the served version's target and its errors when the trial began
         self._before: tuple[EngineTarget | None, float] = None, 0.0
 
-    def tell(self) -> Fields:
+    def tell(self) -> ModelTold:
         """Return what the server is told about this model. While a version is on trial, the device
         serves that version. The server does not wait for the end of a trial without requests."""
         engine = self._tried or self._served
-        told = {"name": self.name, **{each: getattr(self.slots, each) for each in _EXPORTED}}
-        if engine is not None:
-            told.update(serving=engine.number, sums=engine.target.sums)
-        told["on_trial"] = self._tried is not None and not self._is_quiet
-        told["problem"] = self.trouble or told["problem"]
-        told["unfetched"] = self.unfetched
-        return {**told, **tell_counts(self._front, self.name)}
+        return ModelTold(
+            name=self.name,
+            serving=self.slots.serving if engine is None else engine.number,
+            refused=self.slots.refused,
+            refused_in=self.slots.refused_in,
+            problem=self.trouble or self.slots.problem,
+            sums=None if engine is None else SumsTold(**engine.target.sums),
+            on_trial=self._tried is not None and not self._is_quiet,
+            unfetched=self.unfetched,
+            paths=tell_counts(self._front, self.name),
+        )
 
     def look(self) -> None:
         """Keep the served version running, and end a trial that is over."""
@@ -471,10 +484,10 @@ class RunningModel:
             self._front.routes.pop(self.name, None)
 
 
-def tell_counts(front: EdgeFront, model: str) -> Fields:
+def tell_counts(front: EdgeFront, model: str) -> PathsTold | None:
     """Return what the server is told about the requests for a model."""
     counted = front.counts.get(model)
-    return {} if counted is None else {"paths": counted.tell()}
+    return None if counted is None else PathsTold(**counted.tell())
 
 
 class DeviceProgram:
@@ -500,7 +513,7 @@ class DeviceProgram:
             if SHARE not in self._settings.options:
                 raise
             self._settings.trouble = _say_share(error)  # it serves also with wrong settings
-        self._peers = _read_peers(None)
+        self._peers = Peers()
         self._over, self._began = threading.Event(), time.monotonic()
         self._program, self._again = ProgramVersions(folder), False
         self._skew_s, self._new_settings = 0.0, False
@@ -510,10 +523,10 @@ class DeviceProgram:
         self._below: dict[str, float] = {}  # by model, the certainty below which samples are kept
         self._watches: dict[str, DriftWatch] = {}
         # by model, the service that answers what this device cannot; kept for when it is offline
-        self._clouds: dict[str, Fields] = {}
-        self._use_clouds({})
+        self._clouds: dict[str, CloudService] = {}
+        self._use_clouds([])
         with suppress(ValueError):
-            self._use_clouds(_read_clouds(read_json(f"{folder}/clouds.json") or {}))
+            self._use_clouds(read_clouds(read_json(f"{folder}/clouds.json") or {}))
         self._spool = open_spool(f"{folder}/samples.db", int(self.options["spool_mib"]) << 20)
         self.front.keep = self._keep
         if self.options["cloud"]:
@@ -593,7 +606,7 @@ class DeviceProgram:
         except DeviceRefused as error:
             say(f"{error}; models are still served")
             if error.retired:  # it keeps no key of a service, and no secret
-                self._set_clouds({})
+                self._set_clouds([])
                 if self._settings.held.secrets:
                     self._apply(self._settings.held.without_secrets())
             return max(every, min(10 * every, _LONGEST_S))
@@ -613,44 +626,44 @@ class DeviceProgram:
             try:
                 self._follow(each)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                say(f"{each.get('name')}@{each.get('number')}: {error}")
+                say(f"{each.name}@{each.number}: {error}")
         return every * random.uniform(0.8, 1.2)
 
-    def _report(self) -> list[Fields]:
+    def _report(self) -> list[WantedVersion]:
+        """Check in. Return what the server wants, a version of this program last: it ends this one.
+        Raises OSError, ValueError, KeyError, TypeError, DeviceRefused."""
         free = shutil.disk_usage(self.folder).free >> 20
         models = [*self._program.tell(), *(each.tell() for each in self._models.values())]
         for name in sorted(self._clouds.keys() & self.front.counts.keys() - self._models.keys()):
-            models.append({"name": name, **tell_counts(self.front, name)})
-        told = {
-            "models": models[:_MOST_MODELS],
-            "free_mib": free,
-            "clock": time.time(),
-            "waiting": self._spool.waiting,
-            "agent": "1",
-            "share": self._tell_share(),
-            "up_s": int(time.monotonic() - self._began),
+            models.append(ModelTold(name=name, paths=tell_counts(self.front, name)))
+        told = CheckIn(
+            models=tuple(models[:MOST_MODELS]),
+            free_mib=free,
+            clock=time.time(),
+            waiting=self._spool.waiting,
+            agent="1",
+            share=self._tell_share(),
+            up_s=int(time.monotonic() - self._began),
             **self._settings.tell(),
-        }
-        answer = self._calls.call("POST", "/edge/v1/check-in", told)
-        wanted, given = read_wanted(answer), json.loads(answer)
-        tasks = given.get("tasks")
-        for each in tasks[:_MOST_TASKS] if isinstance(tasks, list) else ():
-            perform(each, self._card.get("allow_exec") is True, self._send_output)
-        if "clouds" in given and (clouds := _read_clouds(given)) != self._clouds:
-            self._set_clouds(clouds)
-        self._new_settings = self._settings.want(given.get("settings"))
-        self._peers = _read_peers(given.get("peers"))
+        )
+        answer = self._calls.call("POST", "/edge/v1/check-in", write(told))
+        given = read_answer(answer, PROGRAM)
+        for task in given.tasks[:_MOST_TASKS]:
+            perform(task, self._card.get("allow_exec") is True, self._send_output)
+        if given.clouds is not None and given.clouds != list(self._clouds.values()):
+            self._set_clouds(given.clouds)
+        self._new_settings = self._settings.want(given.settings)
+        self._peers = given.peers
         if self._share is not None:
-            self._share.take_key(self._peers["key"])
-        now = given.get("now")
-        if isinstance(now, (int, float)):
-            self._compare_clock(time.time() - now)
-        return wanted
+            self._share.take_key(self._peers.key)
+        if given.now is not None:
+            self._compare_clock(time.time() - given.now)
+        return given.models if given.program is None else [*given.models, given.program]
 
-    def _send_output(self, path: str, output: Fields) -> None:
+    def _send_output(self, path: str, output: TaskOutput) -> None:
         calls = DeviceCalls(self._card, self.folder)  # another thread uses the other connection
         try:
-            calls.call("POST", path, output)
+            calls.call("POST", path, write(output))
         finally:
             calls.close()
 
@@ -727,25 +740,26 @@ class DeviceProgram:
         self._begin_share()
         return ""
 
-    def _set_clouds(self, clouds: dict[str, Fields]) -> None:
+    def _set_clouds(self, clouds: list[CloudService]) -> None:
         self._use_clouds(clouds)
         try:
-            write_json(f"{self.folder}/clouds.json", {"clouds": list(clouds.values())})
+            write_json(f"{self.folder}/clouds.json", {"clouds": [write(each) for each in clouds]})
         except OSError as error:
             say(f"the services are not kept for the next start: {error}")
 
-    def _use_clouds(self, clouds: dict[str, Fields]) -> None:
+    def _use_clouds(self, clouds: list[CloudService]) -> None:
         """Let services answer what this device cannot, each for one model."""
-        self._clouds, old = clouds, self.front.clouds
+        self._clouds, old = {each.model: each for each in clouds}, self.front.clouds
         fresh: dict[str, CloudTarget] = {}
-        for name, each in clouds.items():
+        for name, each in self._clouds.items():
             known = old.get(name)
-            same = known is not None and (known.url, known.key) == (each["url"], each["key"])
-            fresh[name] = known if known and same else CloudTarget(each["url"], each["key"])
+            same = known is not None and (known.url, known.key) == (each.url, each.key)
+            fresh[name] = known if known and same else CloudTarget(each.url, each.key)
         self.front.clouds = fresh
 
     def _keep(self, model: str, number: int, request: bytes, answer: bytes) -> None:
-        asked = [self._below.get(model), self._clouds.get(model, {}).get("below")]
+        cloud = self._clouds.get(model)
+        asked = [self._below.get(model), None if cloud is None else cloud.below]
         below = max((each for each in asked if each is not None), default=None)
         if below is None or len(request) + len(answer) > MOST_SAMPLE:
             return
@@ -771,15 +785,15 @@ class DeviceProgram:
     def _list_serving(self) -> list[str]:
         return [name for name, each in self._models.items() if each.is_serving]
 
-    def _follow_program(self, wanted: Fields) -> None:
+    def _follow_program(self, wanted: WantedVersion) -> None:
         """Fetch another version of this program, and end for it."""
-        program, number = self._program, wanted["number"]
+        program, number = self._program, wanted.number
         program.note_wanted(number)
-        if not program.want(number, wanted["rollout"]) or not _is_open(wanted):
+        if not program.want(number, wanted.rollout) or not _is_open(wanted):
             return
-        if wanted["wait"] and program.slots.find(number) is None:
+        if wanted.wait and program.slots.find(number) is None:
             return
-        program.slots.note_rollout(wanted["rollout"])
+        program.slots.note_rollout(wanted.rollout)
         if program.slots.find(number) is None and (
             time.monotonic() < program.fetch_at or not self._fetch(PROGRAM, number, wanted)
         ):
@@ -788,39 +802,39 @@ class DeviceProgram:
         self._again = True
         self._over.set()
 
-    def _follow(self, wanted: Fields) -> None:
-        name, number = wanted["name"], wanted["number"]
+    def _follow(self, wanted: WantedVersion) -> None:
+        name, number = wanted.name, wanted.number
         if name == PROGRAM:
             self._follow_program(wanted)
             return
-        if wanted["collect_below"] is None:
+        if wanted.collect_below is None:
             self._below.pop(name, None)
         else:
-            self._below[name] = wanted["collect_below"]
+            self._below[name] = wanted.collect_below
         model = self._models.get(name) or self._add(name)
         model.note_wanted(number)
         if model.is_first:
             return  # it serves until its trial has ended, also if the server wants another by now
         if number == model.slots.serving:
             model.return_to(number)
-        if not model.want(number, wanted["rollout"]) or not _is_open(wanted):
+        if not model.want(number, wanted.rollout) or not _is_open(wanted):
             return
-        if wanted["wait"] and model.slots.find(number) is None:
+        if wanted.wait and model.slots.find(number) is None:
             return  # another device of the site fetches it, and gives it to this one
         model.return_to(number)  # its slot is needed
-        model.slots.note_rollout(wanted["rollout"])
+        model.slots.note_rollout(wanted.rollout)
         if model.slots.find(number) is None and (
             time.monotonic() < model.fetch_at or not self._fetch(name, number, wanted)
         ):
             return
         model.try_version(number)
 
-    def _fetch(self, name: str, number: int, wanted: Fields) -> bool:
+    def _fetch(self, name: str, number: int, wanted: WantedVersion) -> bool:
         command = [sys.executable, "-m", f"{__package__}.update", self.folder, name, str(number)]
-        if wanted["mib_per_s"]:
-            command.append(str(wanted["mib_per_s"]))
+        if wanted.mib_per_s:
+            command.append(str(wanted.mib_per_s))
         say(f"fetching {name}@{number}")
-        told = json.dumps({"at": self._peers["at"].get(name, []), "key": self._peers["key"]})
+        told = json.dumps({"at": self._peers.at.get(name, []), "key": self._peers.key})
         environ = {**environment(), PEERS: told}  # others may read arguments, and there is a key
         # `trtexec`, which it may have started, ends with it
         process = subprocess.Popen(
@@ -857,9 +871,7 @@ class DeviceProgram:
             self._follow_settings()  # a secret is taken back also during a long fetch
         except (OSError, ValueError, KeyError, TypeError, DeviceRefused):
             return False
-        return {"name": name, "number": number} not in [
-            {"name": each.get("name"), "number": each.get("number")} for each in wanted
-        ]
+        return (name, number) not in [(each.name, each.number) for each in wanted]
 
     def _add(self, name: str) -> RunningModel:
         variables = self._settings.held.environment
@@ -886,80 +898,6 @@ class _LastWords:
         with self._pipe:
             while piece := self._pipe.read1(1 << 12):
                 self._kept = (self._kept + piece)[-1200:]
-
-
-def read_wanted(answer: bytes) -> list[Fields]:
-    """Return what the server wants this device to serve. Raises ValueError: the device goes on
-    serving after any answer, and a name must not lead out of the folder of models.
-    """
-    try:
-        told = json.loads(answer)
-        found = [_read_version(each, _check_name(each["name"])) for each in told["models"]]
-        if (program := told.get("program")) is not None:
-            found.append(_read_version(program, PROGRAM))  # last: a new one ends this program
-        return found
-    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
-        raise ValueError(f"its answer is not valid ({type(error).__name__}: {error})") from error
-
-
-def _read_version(told: Fields, name: str) -> Fields:
-    return {
-        "name": name,
-        "number": int(told["number"]),
-        "rollout": int(told.get("rollout") or 0),
-        "collect_below": _read_float(told.get("collect_below")),
-        "mib_per_s": _read_float(told.get("mib_per_s")),
-        "window": [int(hour) for hour in told.get("window") or ()][:2],
-        "wait": told.get("wait") is True,
-        "site_window": [int(hour) for hour in told.get("site_window") or ()][:2],
-    }
-
-
-def _read_peers(told: Any) -> Fields:
-    """Return by model the addresses of devices that have it, and the key that they ask for. What
-    is not valid is left out: the server has all files."""
-    told = told if isinstance(told, dict) else {}
-    key, at = told.get("key"), told.get("at")
-    return {
-        "key": key[:100] if isinstance(key, str) else "",
-        "at": {
-            name: [each for each in found if isinstance(each, str)][:_MOST_PEERS]
-            for name, found in (at.items() if isinstance(at, dict) else ())
-            if isinstance(found, list)
-        },
-    }
-
-
-def _read_clouds(told: Fields) -> dict[str, Fields]:
-    """Return the services that answer for this device, by model. Raises ValueError."""
-    try:
-        return {
-            _check_name(each["model"]): {
-                "model": each["model"],
-                "url": _check_url(each["url"]),
-                "key": str(each.get("key") or ""),
-                "below": _read_float(each.get("below")),
-            }
-            for each in told.get("clouds", ())
-        }
-    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError) as error:
-        raise ValueError(f"its services are not valid ({type(error).__name__}: {error})") from error
-
-
-def _check_url(url: str) -> str:
-    if not _URL.fullmatch(url):
-        raise ValueError(f"it names a service at {url[:80]!r}")
-    return url
-
-
-def _check_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"it names a model {name[:80]!r}")
-    return name
-
-
-def _read_float(value: Any) -> float | None:
-    return None if value is None else float(value)
 
 
 def make_defaults() -> Fields:
@@ -1047,11 +985,8 @@ def enrol(folder: str, address: str, pin: str, token: str) -> Fields:
     if known is not None and (known.get("address"), known.get("pin")) == (address, pin):
         return known
     card = {"address": address, "pin": pin}
-    asked = {
-        "key": run_key(folder, "make"),
-        "hostname": socket.gethostname(),
-        "facts": find_facts(),
-    }
+    key, facts = run_key(folder, "make"), find_facts()
+    asked = write(Enrolment(key=key, hostname=socket.gethostname(), facts=facts))
     try:
         card.update(DeviceCalls(card, folder).ask("POST", "/edge/v1/enrol", asked, token))
     except (OSError, DeviceRefused) as error:
@@ -1102,10 +1037,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _is_open(wanted: Fields) -> bool:
+def _is_open(wanted: WantedVersion) -> bool:
     """Return whether the device may update in this hour of its day."""
     hour = time.localtime().tm_hour
-    for window in (wanted["window"], wanted["site_window"]):
+    for window in (wanted.window, wanted.site_window):
         first, last = (window[0], window[-1]) if window else (0, 24)
         if not (first <= hour < last if first <= last else hour >= first or hour < last):
             return False

@@ -103,7 +103,7 @@ class EngineTarget:
         self._awake.set()
 
     @property
-    def sums(self) -> dict[str, float]:
+    def sums(self) -> dict[str, Any]:
         with self._lock:
             return dict(self._sums)
 

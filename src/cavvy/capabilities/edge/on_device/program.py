@@ -19,6 +19,7 @@ import sys
 import time
 from contextlib import suppress
 
+from .documents import ModelTold
 from .settings import find_every_s
 from .slots import PACKAGES, ModelSlots, packages_of, read_json, remove, write_json
 from .tasks import say
@@ -26,7 +27,6 @@ from .tasks import say
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from typing import Any
 
 PROGRAM = "cavvy.edge"  # its name among the models that the server signs, none of which has a dot
 AGAIN = 75  # the exit code of a program that another version is to replace
@@ -242,17 +242,18 @@ class ProgramVersions:
         self._doubted = int(os.environ.pop(_DOUBTED, "0"))
         self._since = time.monotonic()
 
-    def tell(self) -> list[dict[str, Any]]:
+    def tell(self) -> list[ModelTold]:
         """Return what the server is told about the program, if it was ever to be updated."""
-        told = {
-            "serving": self.number,
-            "on_trial": self.on_trial,
-            "refused": self.slots.refused,
-            "refused_in": self.slots.refused_in,
-            "unfetched": self.unfetched,
-            "problem": self.trouble or self.slots.problem,
-        }
-        return [{"name": PROGRAM, **told}] if any(told.values()) else []
+        told = ModelTold(
+            name=PROGRAM,
+            serving=self.number,
+            on_trial=self.on_trial,
+            refused=self.slots.refused,
+            refused_in=self.slots.refused_in,
+            unfetched=self.unfetched,
+            problem=self.trouble or self.slots.problem,
+        )
+        return [] if told == ModelTold(name=PROGRAM) else [told]
 
     def want(self, number: int, rollout: int) -> bool:
         """Return whether a version has to be fetched or tried for a rollout."""

@@ -13,6 +13,7 @@ import time
 from cavvy.agent.http_client import FAULTS, connect, read_field, read_reason
 from cavvy.agent.wire import ServerAddress
 
+from .documents import Proof, read_nonce, read_token, write
 from .slots import PACKAGES
 
 TYPE_CHECKING = False
@@ -66,16 +67,16 @@ class DeviceCalls:
     def token(self) -> str:
         """Return a token that is valid now. Raises OSError, DeviceRefused."""
         if time.monotonic() >= self._renew_at:
-            nonce = self.ask("GET", "/edge/v1/nonce")["nonce"]
-            proof = {
-                "project": self._card["project"],
-                "device": self._card["device"],
-                "nonce": nonce,
-                "signature": run_key(self._folder, "sign", nonce),
-            }
-            found = self.ask("POST", "/edge/v1/token", proof)
-            self._token = str(found["token"])
-            self._renew_at = time.monotonic() + float(found["valid_s"]) * _RENEW
+            nonce = read_nonce(self.ask("GET", "/edge/v1/nonce")).nonce
+            proof = Proof(
+                project=self._card["project"],
+                device=self._card["device"],
+                nonce=nonce,
+                signature=run_key(self._folder, "sign", nonce),
+            )
+            found = read_token(self.ask("POST", "/edge/v1/token", write(proof)))
+            self._token = found.token
+            self._renew_at = time.monotonic() + found.valid_s * _RENEW
         return self._token
 
     def open(self, path: str, offset: int) -> http.client.HTTPResponse:

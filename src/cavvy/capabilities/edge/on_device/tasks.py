@@ -15,10 +15,11 @@ import time
 from collections import deque
 from contextlib import suppress
 
+from .documents import DeviceTask, TaskOutput
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
 _TIME_S = 60.0  # of a command
 _MOST_BYTES = 32 * 1024  # of an output, which JSON makes up to six times as long
@@ -35,19 +36,13 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def perform(task: Any, allowed: bool, send: Callable[[str, dict[str, Any]], object]) -> None:
-    """Do what the server asks in a thread of its own, and send the output. A task without a valid
-    form is left alone. Raises nothing."""
-    task_id = task.get("id") if isinstance(task, dict) else None
-    command = task.get("command") if isinstance(task, dict) else None
-    if not isinstance(task_id, str) or not task_id.isalnum() or not isinstance(command, list):
-        return
-    if not all(isinstance(each, str) for each in command):
-        return
+def perform(task: DeviceTask, allowed: bool, send: Callable[[str, TaskOutput], object]) -> None:
+    """Do what the server asks in a thread of its own, and send the output. Raises nothing."""
+    command = task.command
 
     def answer(output: str, code: int) -> None:
         with suppress(Exception):  # the user asks again
-            send(f"/edge/v1/tasks/{task_id}", {"output": output, "exit_code": code})
+            send(f"/edge/v1/tasks/{task.id}", TaskOutput(output=output, exit_code=code))
 
     def work() -> None:
         if not _running.acquire(blocking=False):
