@@ -12,7 +12,8 @@ ROOMS = ("cli", "sdk", "capabilities")
 ELSEWHERE = (
     *("edge/on_device", "functions/on_node", "importers/slurm/node_tools.py", "templates"),
     *("importers/slurm/node_queries.py", "sandboxes/on_node"),
-    *("serving/decide", "serving/gateway", "serving/server", "language_models/file_store.py"),
+    *("serving/decide", "serving/gateway", "serving/server"),
+    *("language_models/file_store.py", "language_models/response_holders.py"),
 )
 # methods and functions that write to a path of this machine; `Landing` and `new_file` have others
 _WRITES = {"write_text", "write_bytes", "symlink_to", "link_to", "hardlink_to"}
