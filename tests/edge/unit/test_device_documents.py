@@ -12,10 +12,10 @@ from cavvy.capabilities.edge.on_device.documents import (
     CheckedIn,
     CheckIn,
     CloudService,
-    DeviceTask,
+    GivenTask,
     ModelTold,
     PathsTold,
-    Peers,
+    PeersTold,
     Samples,
     SumsTold,
     WantedVersion,
@@ -50,8 +50,8 @@ def test_an_answer_arrives_as_it_was_made() -> None:
         clouds=[CloudService(model="m", url="https://h/x", key="k", below=0.5)],
         program=WantedVersion(name="p", number=1, window=(), site_window=()),
         settings="r",
-        peers=Peers(key="k", at={"m": ["10.0.0.1:1"]}),
-        tasks=[DeviceTask(id="a1", command=["ls"])],
+        peers=PeersTold(key="k", at={"m": ["10.0.0.1:1"]}),
+        tasks=[GivenTask(id="a1", command=["ls"])],
     )
     read = read_answer(msgspec.json.encode(made), "p")
     assert dataclasses.replace(read, every_s=60.0) == made
@@ -74,7 +74,7 @@ def test_only_what_was_there_from_the_beginning_is_needed(kind: type) -> None:
         "DeviceToken": {"token", "valid_s"},
         "WantedVersion": {"name", "number"},
         "CloudService": {"model", "url"},
-        "DeviceTask": {"id", "command"},
+        "GivenTask": {"id", "command"},
         "CheckedIn": {"models"},
     }
     assert needed == first.get(kind.__name__, set())

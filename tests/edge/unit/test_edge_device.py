@@ -13,7 +13,7 @@ import pytest
 from cavvy.capabilities.edge.on_device import device
 from cavvy.capabilities.edge.on_device.bundle import make_script
 from cavvy.capabilities.edge.on_device.device import DeviceProgram
-from cavvy.capabilities.edge.on_device.documents import Peers, WantedVersion, read_answer
+from cavvy.capabilities.edge.on_device.documents import PeersTold, WantedVersion, read_answer
 
 
 def test_the_wanted_models_are_read() -> None:
@@ -79,7 +79,7 @@ def test_what_a_fetch_has_started_ends_with_it(
         folder=str(tmp_path),
         options={"every_s": 60.0, "look_s": 0.02},
         _over=over,
-        _peers=Peers(),
+        _peers=PeersTold(),
         _look=lambda: over.set() if started.exists() else None,
     )
     wanted = WantedVersion(name="m", number=1)

@@ -16,7 +16,7 @@ pytest.importorskip("tuf", reason="the extra `edge` is not installed: make setup
 from tests.edge.unit.test_model_repository import Site
 
 from cavvy.capabilities.edge.on_device import peers as module
-from cavvy.capabilities.edge.on_device.documents import Peers, read_peers
+from cavvy.capabilities.edge.on_device.documents import PeersTold, read_peers
 from cavvy.capabilities.edge.on_device.peers import PROOF, PeerFiles, PeerServer, make_proof
 from cavvy.capabilities.edge.on_device.slots import ModelSlots
 from cavvy.capabilities.edge.on_device.update import fetch_with
@@ -188,4 +188,4 @@ def test_the_server_sends_a_file_whose_fetch_from_another_device_was_cut(
 
 @pytest.mark.parametrize("told", [None, [], {"at": 3, "key": 5}, {"at": {"m": "x"}}])
 def test_what_the_server_tells_wrongly_about_peers_is_left_out(told: object) -> None:
-    assert read_peers(told) == Peers()
+    assert read_peers(told) == PeersTold()

@@ -51,13 +51,13 @@ from cavvy.capabilities.edge.on_device.documents import (
     CheckedIn,
     CheckIn,
     CloudService,
-    DeviceTask,
     DeviceToken,
     Enrolled,
     Enrolment,
+    GivenTask,
     ModelTold,
     Nonce,
-    Peers,
+    PeersTold,
     Proof,
     Samples,
     TaskOutput,
@@ -569,8 +569,8 @@ async def check_in(request: Request, app_state: AppState) -> Response:
         clouds=clouds,
         program=program,
         settings=settings.revision,
-        peers=Peers(key=peer_key, at=at),
-        tasks=[DeviceTask(id=each.id, command=list(each.command)) for each in taken],
+        peers=PeersTold(key=peer_key, at=at),
+        tasks=[GivenTask(id=each.id, command=list(each.command)) for each in taken],
     )
     return _json(told)
 

@@ -9,7 +9,7 @@ from cavvy.capabilities.language_models.adapters import AdapterError, ReplicaAda
 from cavvy.capabilities.language_models.cache_routing import Visit
 from cavvy.capabilities.language_models.prompts import Prompt
 from cavvy.capabilities.serving.gateway.exchange import Exchange
-from cavvy.capabilities.serving.gateway.seams import Replica, UnpreparedError
+from cavvy.capabilities.serving.gateway.seams import BoundReplica, UnpreparedError
 
 
 class ModelAffinity:
@@ -22,7 +22,7 @@ class ModelAffinity:
     is_cut = False  # only the beginning of the body was read
     response_id = ""  # of a response that a replica has made, which the request continues or reads
     seeks: bool | None = None  # whether replicas are asked for this response; None: not yet
-    holder: Replica | None = None  # that holds this response
+    holder: BoundReplica | None = None  # that holds this response
     adapter = ""  # the adapter among the service's models, if the replica must have loaded it
     misses = False  # the replica has answered that it does not have the adapter
     blames = False  # such an answer has another reason, because the engine lists the adapter
@@ -32,7 +32,7 @@ class ModelAffinity:
     def binds(self) -> bool:
         return self.holder is not None or bool(self.adapter)
 
-    def permits(self, replica: Replica) -> bool:
+    def permits(self, replica: BoundReplica) -> bool:
         """Return whether the replica has a slot for the adapter. Until the replica ends that holds
         the response, no other may serve the request.
         """
@@ -42,18 +42,18 @@ class ModelAffinity:
         adapters = get_adapters(replica) if self.adapter else None
         return adapters is None or adapters.takes(self.adapter)
 
-    def make_way(self, replica: Replica) -> None:
+    def make_way(self, replica: BoundReplica) -> None:
         """Let the replica free a slot for the adapter, because the request waits."""
         if self.holder is not None and not self.holder.draining:
             replica = self.holder
         if self.adapter and (adapters := get_adapters(replica)) is not None:
             adapters.make_way()
 
-    def is_ready(self, replica: Replica) -> bool:
+    def is_ready(self, replica: BoundReplica) -> bool:
         adapters = get_adapters(replica) if self.adapter else None
         return adapters is None or adapters.is_ready(self.adapter)
 
-    async def prepare(self, replica: Replica) -> None:
+    async def prepare(self, replica: BoundReplica) -> None:
         """Load the adapter."""
         adapters = get_adapters(replica)
         assert adapters is not None
@@ -69,7 +69,7 @@ class ModelAffinity:
         if self.visit is not None:
             self.visit.answer(now)
 
-    def end(self, replica: Replica) -> None:
+    def end(self, replica: BoundReplica) -> None:
         if self.visit is not None:
             self.visit.end()
             self.visit = None
@@ -84,7 +84,7 @@ class _WithAdapters(Protocol):
     adapters: ReplicaAdapters | None
 
 
-def get_adapters(replica: Replica) -> ReplicaAdapters | None:
+def get_adapters(replica: BoundReplica) -> ReplicaAdapters | None:
     """Return the adapters of a replica, if it loads them on demand."""
     return None if replica.state is None else cast(_WithAdapters, replica.state).adapters
 

@@ -275,7 +275,7 @@ class ModelScorer(ServiceScorer):
 
 
 class ModelReplica:
-    """What is known of one replica (`serving.gateway.seams.ReplicaState`)."""
+    """What is known of one replica (`serving.gateway.seams.ScoredReplica`)."""
 
     _scorer: ModelScorer  # of the service's newest route
     _watched = False

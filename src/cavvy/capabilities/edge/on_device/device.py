@@ -29,7 +29,7 @@ from .documents import (
     Enrolment,
     ModelTold,
     PathsTold,
-    Peers,
+    PeersTold,
     SumsTold,
     TaskOutput,
     WantedVersion,
@@ -513,7 +513,7 @@ class DeviceProgram:
             if SHARE not in self._settings.options:
                 raise
             self._settings.trouble = _say_share(error)  # it serves also with wrong settings
-        self._peers = Peers()
+        self._peers = PeersTold()
         self._over, self._began = threading.Event(), time.monotonic()
         self._program, self._again = ProgramVersions(folder), False
         self._skew_s, self._new_settings = 0.0, False

@@ -190,7 +190,7 @@ class CloudService:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peers:
+class PeersTold:
     """By model, the addresses of devices that have its files, and the key that they ask for."""
 
     key: str = ""
@@ -198,7 +198,7 @@ class Peers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviceTask:
+class GivenTask:
     """A command of a user, or [] for the newest lines of the log."""
 
     id: str
@@ -216,8 +216,8 @@ class CheckedIn:
     clouds: list[CloudService] | None = None
     program: WantedVersion | None = None
     settings: str | None = None
-    peers: Peers = Peers()
-    tasks: list[DeviceTask] = field(default_factory=list)
+    peers: PeersTold = PeersTold()
+    tasks: list[GivenTask] = field(default_factory=list)
 
 
 # What devices do with them
@@ -276,11 +276,11 @@ def _read_version(told: dict[str, Any], name: str) -> WantedVersion:
     )
 
 
-def read_peers(told: Any) -> Peers:
+def read_peers(told: Any) -> PeersTold:
     """What is not valid is left out: the server has all files."""
     told = told if isinstance(told, dict) else {}
     key, at = told.get("key"), told.get("at")
-    return Peers(
+    return PeersTold(
         key=key[:100] if isinstance(key, str) else "",
         at={
             name: [each for each in found if isinstance(each, str)][:_MOST_PEERS]
@@ -306,14 +306,14 @@ def read_clouds(told: dict[str, Any]) -> list[CloudService]:
         raise ValueError(f"its services are not valid ({type(error).__name__}: {error})") from error
 
 
-def read_task(told: Any) -> DeviceTask | None:
+def read_task(told: Any) -> GivenTask | None:
     """Return a task, or None if it has no valid form."""
     told = told if isinstance(told, dict) else {}
     task_id, command = told.get("id"), told.get("command")
     if not isinstance(task_id, str) or not task_id.isalnum() or not isinstance(command, list):
         return None
     texts = all(isinstance(each, str) for each in command)
-    return DeviceTask(id=task_id, command=command) if texts else None
+    return GivenTask(id=task_id, command=command) if texts else None
 
 
 def _list(told: Any) -> list[Any]:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from contextlib import suppress
 
-from .documents import DeviceTask, TaskOutput
+from .documents import GivenTask, TaskOutput
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def perform(task: DeviceTask, allowed: bool, send: Callable[[str, TaskOutput], object]) -> None:
+def perform(task: GivenTask, allowed: bool, send: Callable[[str, TaskOutput], object]) -> None:
     """Do what the server asks in a thread of its own, and send the output. Raises nothing."""
     command = task.command
 

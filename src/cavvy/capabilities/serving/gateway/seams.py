@@ -115,7 +115,7 @@ class ResponseMeter(Protocol):
         """Count what was delivered of a response that ended early."""
 
 
-class ReplicaState(Protocol):
+class ScoredReplica(Protocol):
     """What a scorer (`extensions.ServiceScorer`) knows of one replica."""
 
     @property
@@ -133,12 +133,12 @@ class ReplicaState(Protocol):
         """The replica has lost what it had loaded."""
 
 
-class Replica(Protocol):
+class BoundReplica(Protocol):
     """A replica to which requests may be bound."""
 
     address: ReplicaAddress
     draining: bool
-    state: ReplicaState | None
+    state: ScoredReplica | None
 
 
 class UnpreparedError(Exception):
@@ -154,16 +154,16 @@ class RequestAffinity(Protocol):
     def binds(self) -> bool:
         """Whether some replicas must not serve the request."""
 
-    def permits(self, replica: Replica) -> bool:
+    def permits(self, replica: BoundReplica) -> bool:
         """Return whether the replica may serve the request."""
 
-    def make_way(self, replica: Replica) -> None:
+    def make_way(self, replica: BoundReplica) -> None:
         """Let a replica with room prepare for the request, which no replica may serve now."""
 
-    def is_ready(self, replica: Replica) -> bool:
+    def is_ready(self, replica: BoundReplica) -> bool:
         """Return whether the request may be sent without `prepare`."""
 
-    async def prepare(self, replica: Replica) -> None:
+    async def prepare(self, replica: BoundReplica) -> None:
         """Prepare the replica. Raises UnpreparedError, or OSError or TimeoutError if the replica
         accepts no connections.
         """
@@ -171,7 +171,7 @@ class RequestAffinity(Protocol):
     def answer(self, now: float) -> None:
         """The body of the response has begun; may be called again."""
 
-    def end(self, replica: Replica) -> None:
+    def end(self, replica: BoundReplica) -> None:
         """The exchange with the replica has ended."""
 
     def release(self) -> None:

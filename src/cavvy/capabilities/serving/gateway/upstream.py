@@ -20,8 +20,8 @@ from cavvy.capabilities.serving.gateway.heads import (
 )
 from cavvy.capabilities.serving.gateway.redirects import WITH_LOCATION, guard
 from cavvy.capabilities.serving.gateway.seams import (
-    ReplicaState,
     RequestAffinity,
+    ScoredReplica,
     UnpreparedError,
 )
 from cavvy.capabilities.serving.gateway.statistics import ReplicaFacts
@@ -280,7 +280,7 @@ class ReplicaPool:
         self._backoff_s = _BACKOFF_S
         self._timer: asyncio.TimerHandle | None = None
         self._served = self._failed = 0
-        self.state: ReplicaState | None = None  # what the service's scorer knows of it
+        self.state: ScoredReplica | None = None  # what the service's scorer knows of it
 
     def permits(self, exchange: Exchange) -> bool:
         """Return whether the exchange may be served by this replica, because the replica has all
