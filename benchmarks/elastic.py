@@ -12,7 +12,9 @@ the agents that were started and those that were kept, and compares the final we
 a run without losses, bit for bit, and the bill with the lifetimes that the provider has recorded.
 
 All nodes are on one machine, so a new node has no machine to boot and finds its setup in the cache:
-what is left of a loss is its discovery, the end of the other ranks, and the start of all programs.
+what is left of a loss is its discovery, the end of the other ranks, and the start of the programs,
+which import PyTorch. With `cavvy.train` alone, the programs of kept nodes stay, so only the new one
+starts; with torchrun, all start.
 `--setup-s` adds a setup of so many seconds, which each node of a new gang repeats.
 """
 

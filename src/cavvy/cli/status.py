@@ -327,7 +327,7 @@ def _sizes_out(job: "JobDetail") -> None:
         TableColumn("began", "SINCE", formatting.show_clock, drop=1),
         TableColumn("ran", show=format_duration),
         TableColumn("change", wrap=True),
-        TableColumn("waited", "LOST", format_duration),
+        TableColumn("waited", "WAITED", format_duration),
         TableColumn("wait_micros", "COST OF START", formatting.show_money, drop=2),
     ]
     if spans := list_spans(job, datetime.now(UTC)):

@@ -15,10 +15,10 @@ _HOUR = timedelta(hours=1)
 class SizeSpan:
     """One attempt that has run: on how many nodes, for how long, and what its start has cost.
 
-    `waited` is the time from the end of the work before until this work ran, which the job has
-    lost; None for the first attempt. `kept` nodes of the attempt before have waited meanwhile, and
-    `wait_micros` is what all nodes of this attempt cost until the work ran, in micro-dollars, at
-    the attempt's price.
+    `waited` is the time from the end of the work before until the programs of this attempt were
+    started or went on, without the steps that they repeat; None for the first attempt. `kept` nodes
+    of the attempt before have waited meanwhile, and `wait_micros` is what all nodes of this attempt
+    cost until the work ran, in micro-dollars, at the attempt's price.
     """
 
     number: int
