@@ -1347,7 +1347,7 @@ def make_entry(*, micros: int) -> LedgerEntryView:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["stat"], {"status"}),
+        (["statu"], {"status"}),
         (["logs", "g"], {"good"}),
         (["stop", "n"], {"next", "now"}),
         (["offers", "--gpu", "h100-n"], {"H100-NVL"}),
