@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from cavvy.capabilities.functions.image import FunctionImage as Image
     from cavvy.capabilities.functions.state.objects import Dict as Dict
     from cavvy.capabilities.functions.state.objects import Queue as Queue
+    from cavvy.capabilities.functions.storage import FunctionSecret as Secret  # noqa: F401
+    from cavvy.capabilities.functions.storage import FunctionVolume as Volume  # noqa: F401
+    from cavvy.capabilities.functions.web import WebError as WebError
+    from cavvy.capabilities.functions.web import WebRequest as WebRequest
     from cavvy.capabilities.sandboxes.errors import IsolationMissing as IsolationMissing
     from cavvy.capabilities.sandboxes.errors import SandboxEnded as SandboxEnded
     from cavvy.capabilities.sandboxes.errors import SandboxError as SandboxError

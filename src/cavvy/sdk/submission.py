@@ -45,6 +45,7 @@ class SubmitOptions:
     consent: bool = False
     max_cost: str | float | Decimal | None = None
     array: bool = False  # whether the task must be an array of jobs, or must not be one
+    serves: bool = False  # whether the task must be a service, or must not be one
     # files to send with the working folder, by their path in it
     files: Mapping[str, Path] = field(default_factory=dict)
 
@@ -100,7 +101,7 @@ def prepare_task(
     find_project: Callable[[], str],
 ) -> SentTask:
     """Check the task and upload its files. Raises what `submit_task` raises."""
-    loaded = task._load(options.params, now=datetime.now(UTC))
+    loaded = task._load(options.params, now=datetime.now(UTC), serves=options.serves)
     _check(loaded)
     _check_array(loaded.task, wanted=options.array)
     named = options.project or loaded.task.project

@@ -103,16 +103,22 @@ class Task:
         return None if self._dialect else self._sent
 
     def _load(
-        self, params: Mapping[str, object] | None = None, *, now: datetime | None = None
+        self,
+        params: Mapping[str, object] | None = None,
+        *,
+        now: datetime | None = None,
+        serves: bool = False,
     ) -> "LoadedTask":
         """Parse the task with these parameters. If `now` is given, times before `now` are refused.
-        Raises InvalidTask.
+        With `serves`, it must be a service. Raises InvalidTask.
         """
         from cavvy.spec import SpecError
         from cavvy.task_files import ReadOptions, load_task
 
         overrides = write_text(self._overrides) if self._overrides else ""
-        options = ReadOptions(dialect=self._dialect, overrides=overrides, text=self.text)
+        options = ReadOptions(
+            dialect=self._dialect, overrides=overrides, text=self.text, serves=serves
+        )
         try:
             return load_task(self._file, self._join_params(params), now=now, options=options)
         except SpecError as error:

@@ -53,10 +53,12 @@ _CONSENTS = {
     "capabilities/functions/deployed.py:_make_part": {"consent"},
     "capabilities/functions/deployed.py:_submit": {"consent"},
     "capabilities/functions/deployed.py:deploy_app": {"consent"},
+    "capabilities/functions/dev.py:_serve_web": {"self._consent"},
     "capabilities/functions/jobs.py:find": {"self._app.consent"},
     "capabilities/functions/program.py:deploy_program": {"consent"},
     "capabilities/functions/program.py:dev_program": {"consent"},
     "capabilities/functions/program.py:run_program": {"consent"},
+    "capabilities/functions/web_deploy.py:deploy_web": {"consent"},
     "capabilities/sandboxes/hosts.py:_submit": {
         "needs.consent",
         "needs.consent or (sent.budget and (not needs.free))",

@@ -38,7 +38,7 @@ KNOWN = {
     "sdk/examples.py:Audio.encode": "to memory",
     "sdk/examples.py:_encode_picture": "to memory",
     "cli/view/statement.py:write_parquet": CHECKED,
-    "capabilities/functions/jobs.py:_keep": STATE,
+    "capabilities/functions/jobs.py:keep_file": STATE,
     "capabilities/sandboxes/hosts.py:_keep": STATE,
     "capabilities/sandboxes/trees.py:keep_snapshot": STATE,
     "capabilities/sandboxes/command.py:_send_input": PIPE,

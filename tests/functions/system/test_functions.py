@@ -7,6 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -527,6 +529,29 @@ def main():
     command = [sys.executable, "-m", "cavvy", "run", "app.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["11 10", "(10, 100) 11 0"], done.stderr
+
+
+def test_a_web_endpoint_is_deployed_with_its_url(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("""
+import cavvy
+
+app = cavvy.App("site")
+
+@app.endpoint(method="POST")
+def score(text: str, times: int = 1):
+    for number in range(times):
+        yield f"{text} {number}\\n"
+""")
+    command = [sys.executable, "-m", "cavvy", "deploy", "app.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    (url,) = re.findall(r"score is at (http://\S+)\n", done.stdout)
+    body = json.dumps({"text": "a"}).encode()
+    with urllib.request.urlopen(f"{url}?times=2", body, timeout=120) as got:
+        assert got.read() == b"a 0\na 1\n"
+    with pytest.raises(urllib.error.HTTPError, match="405"):
+        urllib.request.urlopen(url, timeout=60)
+    stop = [sys.executable, "-m", "cavvy", "unserve", "site-score"]
+    subprocess.run(stop, check=True, capture_output=True, timeout=120)
 
 
 def test_dev_calls_main_again_when_a_file_is_saved(home: Path, tmp_path: Path) -> None:

@@ -267,3 +267,45 @@ def test_an_image_without_a_container_is_that_of_its_function() -> None:
     for image, package in ((own, "of-the-function"), (None, "of-the-app")):
         keys = read_options("f", {"image": image}, None).to_keys(app.image)
         assert keys["setup"]["run"] == f"pip install -q {package}"
+
+
+def test_volumes_and_secrets_become_keys_of_the_task() -> None:
+    volumes = {
+        "/cache": cavvy.Volume("models", size="200GB"),
+        "/data": cavvy.Volume.nfs("nas:/export").read_only(),
+        "/scratch": cavvy.Volume.folder("/scratch"),
+        "/old": "nas:/old",
+        "/bucket": cavvy.Volume.bucket("s3://b/m", writable=True),
+        "/again": cavvy.Volume.bucket("s3://b/m", writable=True, cached=True).read_only(),
+    }
+    secrets = [cavvy.Secret("A", "B"), "C", "A"]
+    keys = read_options("f", {"volumes": volumes, "secrets": secrets}, None).to_keys(None)
+    assert keys["secrets"] == ["A", "B", "C"]
+    assert keys["volumes"] == [
+        {"name": "models", "size": "200GB", "path": "/cache"},
+        {"nfs": "nas:/export", "read_only": True, "path": "/data"},
+        {"host": "/scratch", "path": "/scratch"},
+        "nas:/old:/old",
+    ]
+    assert keys["inputs"] == [
+        {"source": "s3://b/m", "mode": "mount", "writable": True, "target": "/bucket"},
+        {"source": "s3://b/m", "mode": "cached", "target": "/again"},
+    ]
+    task = cavvy.Task("true", **keys)
+    assert "s3://b/m" in task.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"secrets": ["no name"]}, "no name"),
+        ({"secrets": [cavvy.Volume("v")]}, "is no name of a secret"),
+        ({"volumes": {"/a": 1}}, "'/a': 1"),
+        ({"volumes": {1: "a"}}, "cavvy.Volume"),
+    ],
+)
+def test_wrong_volumes_and_secrets_are_named(keys: dict[str, object], told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        read_options("f", keys, None)
+    with pytest.raises(InvalidArgument, match=r"Volume\.folder"):
+        cavvy.Volume("s3://bucket/x")

@@ -85,13 +85,31 @@ def change(text: str) -> tuple[str, list[str], list[str]]:
         (
             "v = modal.Volume.from_name('m', create_if_missing=True)\n"
             "@app.function(volumes={'/m': v})\ndef f():\n    v.commit()\n    v.reload()\n",
-            "v = 'm'\n@app.function(volumes={'/m': v})\ndef f():\n    pass\n    pass\n",
+            "v = cavvy.Volume('m')\n"
+            "@app.function(volumes={'/m': v})\ndef f():\n    v.commit()\n    v.reload()\n",
+        ),
+        (
+            "d = modal.Dict.from_name('d', create_if_missing=True)\n"
+            "q = modal.Queue.from_name('q')\n"
+            "with modal.Queue.ephemeral() as e: e.put(d['a'])\n",
+            "d = cavvy.Dict('d')\nq = cavvy.Queue('q')\n"
+            "with cavvy.Queue.ephemeral() as e: e.put(d['a'])\n",
         ),
         (
             "@app.function(secrets=[modal.Secret.from_name('s', required_keys=['A', 'B'])])\n"
             "def f(): ...\n",
             "@app.function(secrets=['A', 'B'])\ndef f(): ...\n",
         ),
+        (
+            "@app.function(gpu='L4', timeout=9)\n@modal.asgi_app()\ndef web(): ...\n",
+            "@app.asgi_app(gpu='L4')\ndef web(): ...\n",
+        ),
+        (
+            "@app.function()\n@modal.concurrent(max_inputs=5)\n"
+            "@modal.fastapi_endpoint(method='POST', docs=True)\ndef web(x): ...\n",
+            "@app.endpoint(concurrency=5, method='POST')\ndef web(x): ...\n",
+        ),
+        ("@app.function\n@modal.wsgi_app()\ndef web(): ...\n", "@app.wsgi_app()\ndef web(): ...\n"),
         (
             "for x in g.remote_gen(3): print(x)\nh = modal.Function.from_name('o', 'h')\n",
             "for x in g.remote(3): print(x)\nh = cavvy.Function.lookup('o', 'h')\n",
@@ -106,8 +124,14 @@ def test_what_has_a_counterpart_is_rewritten(before: str, after: str) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("d = modal.Dict.from_name('d')\n", "there is no Dict"),
-        ("@app.function()\n@modal.asgi_app()\ndef web(): ...\n", "`cavvy serve`"),
+        ("d = modal.Dict()\n", "needs a name"),
+        ("modal.Queue.objects.delete('q')\n", "cavvy state rm"),
+        ("v = modal.Volume.from_id('vo-1')\n", "Volume.from_id has no counterpart"),
+        (
+            "@app.cls()\nclass A:\n    @modal.asgi_app()\n    def web(self): ...\n",
+            "above a function",
+        ),
+        ("@app.function()\n@modal.web_server(80)\ndef web(): ...\n", "`cavvy serve`"),
         ("@app.function(gpu='any')\ndef f(): ...\n", "name accelerators"),
         ("@app.function(unheard=1)\ndef f(): ...\n", "unheard has no counterpart"),
         ("@app.function(secrets=[modal.Secret.from_name('s')])\ndef f(): ...\n", "variables"),
@@ -123,13 +147,13 @@ def test_what_has_none_is_said(text: str, told: str) -> None:
 
 def test_names_that_are_imported_one_by_one() -> None:
     made, notes = rewrite_script(
-        "from modal import App, Image as I, gpu, Secret\n"
+        "from modal import App, Image as I, gpu, Secret, Volume\n"
         "stub = App(name='My_App')\n"
         "@stub.function(gpu=gpu.A100(count=2), image=I.debian_slim())\n"
         "def f(): ...\n"
     )
     assert made == (
-        "from cavvy import App, Image as I\nimport cavvy\n"
+        "from cavvy import App, Image as I, Volume\nimport cavvy\n"
         'stub = App("my-app")\n'
         '@stub.function(gpu="A100:2", image=I.python())\n'
         "def f(): ...\n"

@@ -24,6 +24,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 from cavvy.capabilities.functions.frames import current_call
 from cavvy.capabilities.functions.image import FunctionImage
 from cavvy.capabilities.functions.options import FunctionOptions, read_options
+from cavvy.capabilities.functions.web import WebEndpoint, make_endpoints
 from cavvy.frame.discover import load
 from cavvy.sdk.errors import InvalidArgument
 
@@ -431,6 +432,7 @@ class App:
         self.name, self.image, self.project = name, image, project
         self.functions: dict[str, Function] = {}
         self.classes: dict[str, FunctionClass] = {}
+        self.web: dict[str, WebEndpoint] = {}
         self.entry: Callable[..., Any] | None = None  # the function marked with `main`
         self.place = CodePlace("", "")
         self.consent = False  # to what the jobs cost
@@ -467,6 +469,26 @@ class App:
             self.functions.update({each.name: each for each in made.list_functions()})
             return made
 
+        return add if raw is None else add(raw)
+
+    def endpoint(
+        self, raw: Callable[..., Any] | None = None, *, method: str = "GET", **keys: Any
+    ) -> Any:
+        """Let HTTP requests call a function, at a URL that `cavvy deploy` prints. Its arguments are
+        those of the query and of a body of JSON; a parameter `request` gets the request itself. It
+        answers with JSON, a text, bytes, or, of a generator, a stream of these."""
+        add = make_endpoints(self.name, self.web, "endpoint", method, keys)
+        return add if raw is None else add(raw)
+
+    def asgi_app(self, raw: Callable[..., Any] | None = None, **keys: Any) -> Any:
+        """Serve the app of ASGI that a function returns, such as one of FastAPI, at a URL that
+        `cavvy deploy` prints. The image needs uvicorn."""
+        add = make_endpoints(self.name, self.web, "asgi", "GET", keys)
+        return add if raw is None else add(raw)
+
+    def wsgi_app(self, raw: Callable[..., Any] | None = None, **keys: Any) -> Any:
+        """Serve the app of WSGI that a function returns, such as one of Flask, likewise."""
+        add = make_endpoints(self.name, self.web, "wsgi", "GET", keys)
         return add if raw is None else add(raw)
 
     def main(self, raw: Callable[..., _T] | None = None) -> Any:

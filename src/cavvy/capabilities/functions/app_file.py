@@ -48,6 +48,13 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
+def calls_main() -> bool:
+    """Return whether the main function of a loaded file is called: not if it has only web
+    endpoints."""
+    apps = [each for each in list_apps() if each.place.module == MAIN]
+    return any(each.entry for each in apps) or not any(each.web for each in apps)
+
+
 def find_entry(path: Path) -> App:
     """Return the app of a loaded file that has a main function. Raises CommandFailure."""
     apps = [each for each in list_apps() if each.place.module == MAIN]

@@ -18,7 +18,13 @@ from types import FrameType
 import click
 
 from cavvy.capabilities.functions.app import MAIN, App, list_apps
-from cavvy.capabilities.functions.app_file import find_entry, load_file, print_traceback, read_words
+from cavvy.capabilities.functions.app_file import (
+    calls_main,
+    find_entry,
+    load_file,
+    print_traceback,
+    read_words,
+)
 from cavvy.capabilities.functions.calls import AppRun
 from cavvy.capabilities.functions.jobs import EndedBySignal
 from cavvy.cli.view.failure import CommandFailure, note_out
@@ -27,6 +33,7 @@ from cavvy.spec.ignore import list_files
 
 _LOOK_S = 0.05  # between two looks at the folder; longer if a look takes long
 _SHARE = 5  # a look takes at most one part of so many
+_DEV = "-dev"  # behind the names of services, beside those of the deployed app
 _SKIPPED = {"__pycache__", "node_modules"}
 _Marks = dict[str, tuple[int, int]]
 
@@ -46,6 +53,7 @@ class DevSession:
         self._marks: _Marks = {}
         self._unsent: set[str] = set()  # changed files that the jobs do not have yet
         self._runs: dict[str, AppRun] = {}
+        self._web: dict[str, App] = {}  # apps whose web endpoints are served
         self._look_s = 0.0  # how long a look takes
 
     def run(self) -> None:
@@ -54,14 +62,15 @@ class DevSession:
         sys.dont_write_bytecode = True  # a file may be saved twice in a second
         self._marks = self._look()
         load_file(self._path)
-        entry = find_entry(self._path).entry
-        assert entry is not None
-        read_words(
-            entry, self._words
-        )  # wrong words end the command: no change of a file mends them
+        if calls_main():
+            entry = find_entry(self._path).entry
+            assert entry is not None
+            # wrong words end the command: no change of a file mends them
+            read_words(entry, self._words)
         signal.signal(signal.SIGUSR1, _interrupt)
         try:
             while True:
+                self._serve_web()
                 with suppress(CodeChanged):
                     self._call_main()
                 self._wait()
@@ -72,9 +81,36 @@ class DevSession:
         finally:
             for each in self._runs.values():
                 each.close()
+            self._end_web()
+
+    def _serve_web(self) -> None:
+        """Let services answer the requests of the web endpoints with the code that is here now."""
+        from cavvy.capabilities.functions.web_deploy import deploy_web
+
+        for app in list_apps():
+            if app.place.module != MAIN or not app.web:
+                continue
+            self._web[app.name] = app
+            try:
+                urls = deploy_web(app, self._project, consent=self._consent, suffix=_DEV)
+            except CavvyError as error:
+                _tell(error)
+                continue
+            for name, url in urls.items():
+                click.echo(f"{name} is at {url}", err=True)
+
+    def _end_web(self) -> None:
+        from cavvy.capabilities.functions.web_deploy import end_web
+
+        for app in self._web.values():
+            with suppress(CavvyError):
+                end_web(app, self._project, _DEV)
 
     def _call_main(self) -> None:
         """Call the main function; a change of a file ends it by CodeChanged."""
+        if not calls_main():
+            click.echo(f"-- waiting for a change in {self._folder}", err=True)
+            return
         app = find_entry(self._path)
         assert app.entry is not None
         app.project, app.consent = self._project or app.project, self._consent
@@ -159,7 +195,8 @@ class DevSession:
                 del sys.modules[name]
         try:
             load_file(self._path)
-            find_entry(self._path)
+            if calls_main():
+                find_entry(self._path)
             apps = {each.name: each for each in list_apps() if each.place.module == MAIN}
             for name in self._runs.keys() - apps.keys():
                 self._runs.pop(name).close()

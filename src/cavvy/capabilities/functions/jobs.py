@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from cavvy.capabilities.functions.tunnel import Tunnel
 
 ROOT = ".cavvy/functions"  # where the files lie in the working folder
-_SPEC, _CODE, _KEY = f"{ROOT}/app.json", f"{ROOT}/code.pkl", f"{ROOT}/key"
-_PROGRAMS = f"{ROOT}/cavvy/capabilities/functions/on_node"
+SPEC, _CODE, _KEY = f"{ROOT}/app.json", f"{ROOT}/code.pkl", f"{ROOT}/key"
+PROGRAMS = f"{ROOT}/cavvy/capabilities/functions/on_node"
 _ON_NODES = (
     "__init__", "app", "calls", "capability", "errors", "frames", "image", "link", "options",
-    "payload",
+    "payload", "storage", "web",
 )  # fmt: skip
 _STATE = ("__init__", "asking", "objects")
 _PACKAGE = Path(__file__).parents[2]  # of cavvy
@@ -277,12 +277,12 @@ def make_task(
     place `meet`, whose key is sent as a file, which no list of processes shows. Raises NotSendable,
     InvalidArgument.
     """
-    folder, _ = _find_folder(app)
+    folder, _ = find_folder(app)
     files = {**list_runtime(), **describe_app(app, key, idle_s)}
     if meet:
         path, _, secret = meet.rpartition(":")
-        words, files[_KEY] = [path, *words], _keep(secret.encode(), "key")
-    run = shlex.join(["exec", "python3", f"{_PROGRAMS}/{program}.py", _SPEC, *words])
+        words, files[_KEY] = [path, *words], keep_file(secret.encode(), "key")
+    run = shlex.join(["exec", "python3", f"{PROGRAMS}/{program}.py", SPEC, *words])
     keys: dict[str, Any] = {**json.loads(key), "name": app.name, "tags": {"cavvy-app": app.name}}
     if folder is not None:
         keys["workdir"] = folder
@@ -293,12 +293,12 @@ def describe_app(app: App, key: str, idle_s: float) -> dict[str, Path]:
     """Return the files that describe the functions of a job to its programs, and those with code
     that no file has. Raises NotSendable, InvalidArgument."""
     mine = group_functions(app)[key]
-    _, file = _find_folder(app)
+    _, file = find_folder(app)
     values = _list_values(mine, by_file=bool(file))
     files: dict[str, Path] = {}
     if values:
         _check_version(app, values)
-        files[_CODE] = _keep(payload.dump_code(values, _name_values(values)), "pkl")
+        files[_CODE] = keep_file(payload.dump_code(values, _name_values(values)), "pkl")
     spec = {
         "app": app.name,
         "module": app.place.module,
@@ -316,7 +316,7 @@ def describe_app(app: App, key: str, idle_s: float) -> dict[str, Path]:
             for each in mine
         },
     }
-    files[_SPEC] = _keep(json.dumps(spec, sort_keys=True).encode(), "json")
+    files[SPEC] = keep_file(json.dumps(spec, sort_keys=True).encode(), "json")
     return files
 
 
@@ -347,7 +347,7 @@ def list_runtime() -> dict[str, Path]:
     return found
 
 
-def _find_folder(app: App) -> tuple[Path | None, str]:
+def find_folder(app: App) -> tuple[Path | None, str]:
     """Return the folder of the app's code, from which modules are imported, and the path of the
     app's file in it; None and "" for code without a file, as in notebooks.
     """
@@ -446,7 +446,7 @@ def _name_values(values: list[tuple[str, str, Any, dict[str, Any]]]) -> str:
     return "the code of " + ", ".join(name for _, name, _, _ in values)
 
 
-def _keep(data: bytes, ending: str) -> Path:
+def keep_file(data: bytes, ending: str) -> Path:
     """Return a file with this content in the cache of the state folder."""
     from cavvy.client.state import default_home
 

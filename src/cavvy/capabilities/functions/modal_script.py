@@ -9,7 +9,10 @@ import tokenize
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-_SAME_NAMES = {"App", "Image", "Function", "FunctionCall", "enter", "exit", "method", "parameter"}
+_SAME_NAMES = {
+    *("App", "Image", "Function", "FunctionCall", "enter", "exit", "method", "parameter"),
+    *("Dict", "Queue", "Volume"),
+}
 _OPTIONS = {
     "max_containers": "max_replicas",
     "concurrency_limit": "max_replicas",
@@ -44,18 +47,16 @@ _DROPPED = {
     "mounts": "the folder of the file is sent along",
 }
 _MISSING = {
-    "Dict": "there is no Dict: keep such values in a database, or return them",
-    "Queue": "there is no Queue: use `map`, or a database",
     "Sandbox": "sandboxes are made otherwise: see Cavvy's guides",
     "NetworkFileSystem": "use a volume",
     "Mount": "the folder of the file is sent along",
     "CloudBucketMount": "write volumes or inputs with the bucket's URL",
     "Cls": 'look methods up: cavvy.Function.lookup("app", "Class.method")',
-    "asgi_app": "there are no web apps: `cavvy serve` runs one, and functions have HTTP routes",
-    "wsgi_app": "there are no web apps: `cavvy serve` runs one, and functions have HTTP routes",
+    "asgi_app": "write @app.asgi_app() above a function: classes have no web apps",
+    "wsgi_app": "write @app.wsgi_app() above a function: classes have no web apps",
     "web_server": "there are no web servers in functions: `cavvy serve` runs one",
-    "web_endpoint": "each function of a deployed app has an HTTP route; remove this line",
-    "fastapi_endpoint": "each function of a deployed app has an HTTP route; remove this line",
+    "web_endpoint": "write @app.endpoint() above a function: classes have no endpoints",
+    "fastapi_endpoint": "write @app.endpoint() above a function: classes have no endpoints",
     "enable_output": "lines of functions are always shown; remove this block",
     "is_local": "ask `'CAVVY_JOB' not in os.environ`",
     "interact": "functions have no terminal",
@@ -71,6 +72,14 @@ _IMAGE_DROPPED = {
     "copy_local_file": "the folder of the file is sent along",
     "entrypoint": "functions start without the image's entry point",
 }
+# decorators of web endpoints, and the method of an app here
+_WEB = {
+    "asgi_app": "asgi_app",
+    "wsgi_app": "wsgi_app",
+    "fastapi_endpoint": "endpoint",
+    "web_endpoint": "endpoint",
+}
+_OF_CALLS = ("timeout", "retries", "schedule")  # options that endpoints do not have
 _PERIODS = {"minutes": "*/{} * * * *", "hours": "0 */{} * * *", "days": "0 0 */{} * *"}
 
 
@@ -118,8 +127,8 @@ class _Rewriter:
         self.notes: list[ScriptNote] = []
         self.modules: set[str] = set()  # names of the module `modal`
         self.names: dict[str, str] = {}  # names that were imported from it
-        self._volumes: set[str] = set()  # variables with volumes
         self._apps: set[str] = set()
+        self._endpoints: list[ast.expr] = []  # decorators of the app above web endpoints
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 self.modules |= {a.asname or a.name for a in node.names if a.name == "modal"}
@@ -135,8 +144,6 @@ class _Rewriter:
         for node in ast.walk(self._tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 self._decorate(node)
-            elif isinstance(node, ast.Expr):
-                self._volume_call(node)
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Call):
                 self._call(node)
@@ -173,17 +180,17 @@ class _Rewriter:
         name = self._modal_name(value.func)
         if name in ("App", "Stub"):
             self._apps.add(target.id)
-        elif name.startswith("Volume"):
-            self._volumes.add(target.id)
 
     def _decorate(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
         """Move what modal's decorators say into the one of the app or the method."""
-        owner, more, gone = None, list[str](), list[ast.expr]()
+        owner, web, more, gone = None, None, list[str](), list[ast.expr]()
         for each in node.decorator_list:
             called = each.func if isinstance(each, ast.Call) else each
             name = self._modal_name(called)
             if isinstance(called, ast.Attribute) and called.attr in ("function", "cls"):
                 owner = each
+            elif name in _WEB:
+                web = each
             elif name in ("method", "batched", "concurrent"):
                 keys = self._read_keys(each)
                 if name == "batched":
@@ -195,37 +202,46 @@ class _Rewriter:
                     gone.append(each)
                 else:
                     owner = each
-        if not gone:
-            return
+        if web is not None and owner is not None:
+            more += self._endpoint(owner, web)
+            gone.append(web)
+        if gone:
+            self._move(owner, more, gone)
+
+    def _move(self, owner: ast.expr | None, more: list[str], gone: list[ast.expr]) -> None:
+        """Add arguments to a decorator, and remove those that they come from."""
         if owner is None:  # modal.batched makes a method, too
             self._replace(gone[0], f"{self._spell(gone[0], 'method')}({', '.join(more)})")
             gone = gone[1:]
         elif isinstance(owner, ast.Call):
-            self._add_arguments(owner, more)
+            if more:
+                self._add_arguments(owner, more)
         else:
-            self._replace(owner, f"{self._source(owner)}({', '.join(more)})")
+            _, end = self._span(owner)
+            self._edits.append(_Edit(end, end, f"({', '.join(more)})"))
         for each in gone:
             self._remove_line(each)
+
+    def _endpoint(self, owner: ast.expr, web: ast.expr) -> list[str]:
+        """Make the decorator of the app one of a web endpoint, and return its other arguments."""
+        called = owner.func if isinstance(owner, ast.Call) else owner
+        name = self._modal_name(web.func if isinstance(web, ast.Call) else web)
+        assert isinstance(called, ast.Attribute)
+        self._replace_attribute(called, _WEB[name])
+        self._endpoints.append(owner)
+        keys = self._read_keys(web)
+        if _WEB[name] == "endpoint":
+            self._note(web, "FastAPI's own parameters need @app.asgi_app()", open_=False)
+        elif name == "asgi_app":
+            self._note(web, "the image needs uvicorn", open_=False)
+        for each in keys.keys() - {"method"}:
+            self._note(web, f"{each} was removed from the web endpoint", open_=False)
+        return [f"method={keys['method']}"] if "method" in keys else []
 
     def _read_keys(self, node: ast.expr) -> dict[str, str]:
         if not isinstance(node, ast.Call):
             return {}
         return {each.arg: self._source(each.value) for each in node.keywords if each.arg}
-
-    def _volume_call(self, node: ast.Expr) -> None:
-        call = node.value
-        if isinstance(call, ast.Await):
-            call = call.value
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-            return
-        inner: ast.expr = call.func
-        if isinstance(inner, ast.Attribute) and inner.attr == "aio":
-            inner = inner.value
-        if not isinstance(inner, ast.Attribute) or inner.attr not in ("commit", "reload"):
-            return
-        if isinstance(inner.value, ast.Name) and inner.value.id in self._volumes:
-            self._replace(node, "pass")
-            self._note(node, f"`{inner.attr}` is not needed: volumes are mounted", open_=False)
 
     def _call(self, node: ast.Call) -> None:
         name = self._modal_name(node.func)
@@ -248,10 +264,6 @@ class _Rewriter:
         match name:
             case "Secret.from_name":
                 self._secret(node)
-            case "Volume.from_name":
-                self._replace(node, self._first(node))
-                told = "the volume must exist at the provider, or use a folder such as /scratch"
-                self._note(node, told, open_=False)
             case "Cron":
                 self._replace(node, self._first(node))
                 if node.keywords:
@@ -261,11 +273,30 @@ class _Rewriter:
             case "Retries":
                 self._replace(node, keys.get("max_retries", self._first(node) or "2"))
                 self._note(node, "retries follow each other without a pause", open_=False)
+            case _ if name.partition(".")[0] in ("Volume", "Dict", "Queue"):
+                self._stored(node, name)
             case _ if name.startswith("Secret."):
                 self._note(node, "store the values: cavvy secret set NAME", open_=True)
             case _ if name.startswith("gpu."):
                 kind, count = name.removeprefix("gpu."), keys.get("count", "1")
                 self._replace(node, f'"{kind}:{count}"' if count != "1" else f'"{kind}"')
+
+    def _stored(self, node: ast.Call, name: str) -> None:
+        """Rewrite what makes a volume, a dict or a queue."""
+        kind, _, way = name.partition(".")
+        if way == "from_name":
+            self._replace(node, f"{self._spell(node.func, kind)}({self._first(node)})")
+            if kind == "Volume":
+                told = "the volume must exist at the provider; Volume.folder(...) names a folder"
+                self._note(node, told, open_=False)
+        elif way == "ephemeral" and kind != "Volume":
+            self._replace(node.func, f"{self._spell(node.func, kind)}.ephemeral")
+        elif way in ("delete", "objects.delete") and kind != "Volume":
+            self._note(node, "`cavvy state rm` removes it", open_=True)
+        elif not way:
+            self._note(node, f'{kind} needs a name: cavvy.{kind}("NAME")', open_=True)
+        else:
+            self._note(node, f'{name} has no counterpart: use {kind}("NAME")', open_=True)
 
     def _secret(self, node: ast.Call) -> None:
         """Name the variables of a secret: here, each is a secret of its own."""
@@ -326,7 +357,10 @@ class _Rewriter:
     def _options(self, node: ast.Call) -> None:
         for each in node.keywords:
             key, value = each.arg, each.value
-            if key is None or key in _SAME_OPTIONS or key in ("secrets", "volumes"):
+            if key in _OF_CALLS and node in self._endpoints:
+                self._remove_argument(node, each)
+                self._note(each, f"{key} was removed: a web endpoint gets requests", open_=False)
+            elif key is None or key in _SAME_OPTIONS or key in ("secrets", "volumes"):
                 self._check_option(each)
             elif key in _OPTIONS:
                 self._replace(each, f"{_OPTIONS[key]}={self._source(value)}")

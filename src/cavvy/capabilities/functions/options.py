@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from cavvy.capabilities.functions.image import FunctionImage
+from cavvy.capabilities.functions.storage import FunctionVolume, list_secrets, list_volumes
 from cavvy.sdk.errors import InvalidArgument
 
 Length = str | int | float | timedelta
@@ -23,8 +24,9 @@ class FunctionOptions:
     """The options of a function.
 
     What each process needs: `image`, `cpu`, `memory` (such as "16GB"), `gpu` (such as "A100:2"),
-    `spot`, `secrets` (names), `volumes` (a path on the node, with its source), `env`, and
-    `resources` with any other key of a task's resources.
+    `spot`, `secrets` (names, or `cavvy.Secret`), `volumes` (a path on the node, with a
+    `cavvy.Volume` or a source of the task file), `env`, and `resources` with any other key of a
+    task's resources.
 
     How calls run: `timeout` of a call, `retries` after an exception, `concurrency` (calls of one
     process at the same time), `max_replicas` (processes; by default as many as the node's CPUs or
@@ -76,8 +78,7 @@ class FunctionOptions:
             keys["resources"] = needs
         if self.secrets:
             keys["secrets"] = list(self.secrets)
-        if self.volumes:
-            keys["volumes"] = [f"{source}:{path}" for path, source in self.volumes.items()]
+        keys |= list_volumes(self.volumes)
         if self.env:
             keys["env"] = {**keys.get("env", {}), **self.env}
         return keys
@@ -130,8 +131,14 @@ def read_options(
     if image is not None and not isinstance(image, FunctionImage):
         hint = "use an image such as cavvy.Image.python().pip_install('numpy')"
         raise InvalidArgument(f"{name}: image={image!r} is no image", hint)
-    if isinstance(made.get("secrets"), str):
-        made["secrets"] = [made["secrets"]]
+    if "secrets" in made:
+        made["secrets"] = list_secrets(made["secrets"])
+    for path, source in (made.get("volumes") or {}).items():
+        if not isinstance(path, str) or not isinstance(source, str | FunctionVolume):
+            raise InvalidArgument(
+                f"{name}: volumes={{{path!r}: {source!r}}}",
+                'use {"/cache": cavvy.Volume("models")}: a path, and a volume or its source',
+            )
     return FunctionOptions(**made) if base is None else replace(base, **made)
 
 

@@ -74,13 +74,19 @@ def run_program(path: Path, words: Sequence[str], project: str | None, consent: 
 def deploy_program(path: Path, project: str | None, consent: bool) -> None:
     """Deploy the apps of a file. Raises CommandFailure."""
     from cavvy.capabilities.functions.deployed import deploy_app
+    from cavvy.capabilities.functions.web_deploy import deploy_web, say_addresses
 
     load_file(path)
     for app in list_apps():
         if app.place.module != MAIN:
             continue
         try:
+            if not app.functions and app.web:
+                click.echo(f"{app.name}:")
+                say_addresses(deploy_web(app, project, consent=consent))
+                continue
             done = deploy_app(app, project, consent=consent)
+            urls = deploy_web(app, project, consent=consent)
         except CavvyError as error:
             raise CommandFailure(error.message, error.hint) from error
         state = "deployed" if done.changed else "is deployed already"
@@ -89,6 +95,7 @@ def deploy_program(path: Path, project: str | None, consent: bool) -> None:
             click.echo(f"  {name} runs at {app.functions[name].options.schedule} (UTC)")
         for name in done.functions:
             click.echo(f'  cavvy.Function.lookup("{app.name}", "{name}").remote(...)')
+        say_addresses(urls)
 
 
 def dev_program(path: Path, words: Sequence[str], project: str | None, consent: bool) -> None:

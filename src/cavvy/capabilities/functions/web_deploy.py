@@ -1,0 +1,124 @@
+"""Starts the services that answer the requests of web endpoints."""
+
+import getpass
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from cavvy.capabilities.functions.app import App
+from cavvy.capabilities.functions.jobs import PROGRAMS, SPEC, find_folder, keep_file, list_runtime
+from cavvy.capabilities.functions.on_node.web import PROBE
+from cavvy.capabilities.functions.web import WebEndpoint
+from cavvy.client.client import ApiClient
+from cavvy.client.errors import ApiError
+from cavvy.client.service_wire import NamedService, end_service, put_service, service_path
+from cavvy.sdk.connections import Connections
+from cavvy.sdk.errors import CavvyError, InvalidArgument
+from cavvy.sdk.submission import SubmitOptions, prepare_task
+from cavvy.sdk.task import Task
+from cavvy.sdk.values import to_plain, write_text
+
+_START_S, _LOOK_S = 30.0, 0.1
+_CPUS = 0.25  # of a replica that does not say
+
+
+def deploy_web(app: App, project: str | None, *, consent: bool, suffix: str = "") -> dict[str, str]:
+    """Start or replace the services of an app's web endpoints, and return the URL of each. Raises
+    CavvyError."""
+    if not app.web:
+        return {}
+    if not app.place.file:
+        raise InvalidArgument(f"the app {app.name} is in no file", "write it into a file")
+    connections = Connections(None, None, None)
+    chosen = project or app.project or connections.default_project()
+    found: dict[str, str] = {}
+    try:
+        with connections.use() as client:
+            for each in app.web.values():
+                name = f"{each.service}{suffix}"
+                task, files = make_web_task(app, each, name)
+                options = SubmitOptions(project=chosen, files=files, serves=True)
+                sent = prepare_task(client, task, options, None, connections.default_project)
+                put_service(
+                    client,
+                    sent.text,
+                    project=chosen,
+                    name=name,
+                    path=sent.path,
+                    params={},
+                    origin=sent.origin,
+                    user=getpass.getuser(),
+                    consent=consent,
+                )
+                found[each.name] = await_address(client, chosen, name)
+    finally:
+        connections.close()
+    return found
+
+
+def end_web(app: App, project: str | None, suffix: str) -> None:
+    """End these services. Raises CavvyError."""
+    connections = Connections(None, None, None)
+    chosen = project or app.project or connections.default_project()
+    with connections.use() as client:
+        for each in app.web.values():
+            try:
+                end_service(client, chosen, f"{each.service}{suffix}")
+            except ApiError as error:
+                if error.code != "service-not-found":
+                    raise
+    connections.close()
+
+
+def make_web_task(app: App, endpoint: WebEndpoint, name: str) -> tuple[Task, dict[str, Path]]:
+    """Return the task of a service, and the files to send beside the app's folder."""
+    folder, file = find_folder(app)
+    options = endpoint.options
+    spec = {"app": app.name, "module": app.place.module, "file": file, "code": "", "functions": {}}
+    files = {**list_runtime(), SPEC: keep_file(json.dumps(spec).encode(), "json")}
+    keys: dict[str, Any] = {
+        **options.to_keys(app.image),
+        "name": name,
+        "tags": {"cavvy-app": app.name},
+        "workdir": folder,
+    }
+    service = {
+        "port": 8000,
+        "replicas": {
+            "min": options.min_replicas,
+            "max": max(options.max_replicas or 1, options.min_replicas),
+            "idle": f"{max(round(options.idle), 1)}s",
+        },
+        "concurrency": options.concurrency,
+        "probe": {"path": PROBE},
+    }
+    if options.cpu is None and not options.gpu:  # most of the time, it waits for others
+        keys["resources"] = {"cpu": _CPUS, **keys.get("resources", {})}
+    run = shlex.join(["exec", "python3", f"{PROGRAMS}/web.py", SPEC, endpoint.name])
+    task = Task(run, **keys)  # a Task is no service, so the section is added to its text
+    table = {key: to_plain(value, key) for key, value in keys.items() if value is not None}
+    task.text = write_text({**table, "run": run, "service": service})
+    return task, files
+
+
+def await_address(client: ApiClient, project: str, name: str) -> str:
+    """Return the URL of a service, whose gateway may just start. Raises CavvyError."""
+    until = time.monotonic() + _START_S
+    while True:
+        found = client.ask(service_path(project, name), NamedService)
+        if found.url:
+            return f"{found.url.rstrip('/')}/"
+        if found.unreachable or time.monotonic() > until:
+            told = found.unreachable or f"its gateway has not started within {_START_S:g} s"
+            raise CavvyError(f"service {name} cannot be reached: {told}", "see `cavvy server logs`")
+        time.sleep(_LOOK_S)
+
+
+def say_addresses(urls: dict[str, str]) -> None:
+    """Print where endpoints are."""
+    for name, url in urls.items():
+        sys.stdout.write(f"  {name} is at {url}\n")
+    sys.stdout.flush()
