@@ -268,6 +268,7 @@ def test_a_session_stays_with_its_replica(plane: Embedded, replicas: list[Replic
     assert len(set.union(*found.values())) == 3
 
 
+@of_models
 def test_turns_of_a_conversation_go_to_the_replica_that_holds_the_turns_before(
     plane: Embedded, replicas: list[ReplicaStandIn]
 ) -> None:

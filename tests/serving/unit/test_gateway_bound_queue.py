@@ -7,6 +7,7 @@ from random import Random
 from time import monotonic
 
 import pytest
+from tests.contract.gateway_suite import of_models
 
 from cavvy.capabilities.serving.gateway.config import (
     ClientKey,
@@ -81,6 +82,7 @@ def test_a_request_is_not_repeated_without_its_body(size: int, repeated: bool) -
         assert request.can_retry() is repeated
 
 
+@of_models
 def test_a_body_that_arrives_byte_by_byte_is_not_copied_for_each_byte() -> None:
     route = ServiceRoute(name="chat", routing=RoutingTerms(by="cache"))
     queue = ServiceQueue(route, HeadMemo(GatewayLimits()))
