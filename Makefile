@@ -54,7 +54,7 @@ format: setup-dev ## sort imports and format the code
 	@.venv/bin/ruff format .
 
 coverage: setup-dev ## measure the branch coverage of the tests without servers; the page is .cache/coverage/index.html
-	@scripts/test.sh -n $$(nproc) -m 'not system' --cov --cov-report=term:skip-covered --cov-report=html:.cache/coverage $(ARGS)
+	@scripts/test.sh --cov --cov-report=term:skip-covered --cov-report=html:.cache/coverage $(ARGS)
 
 hooks: setup-dev ## run the checks before each commit, by pre-commit
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check pre-commit

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Run the tests; called by make's test targets. Without arguments: all tests that need no real server.
+# Run the tests; called by make's test targets: all that need no real server, unless one of these
+# arguments comes first, or paths of tests, which run alone.
 #   --servers          the others: real servers, agents and jobs as processes of their own
 #   --changed          those of the first that this working tree's changes can break
 #   --room NAME        all tests of one room, of every level: tests/NAME
@@ -13,7 +14,6 @@ cd "$(dirname "$0")/.."
 pytest=(.venv/bin/python -m pytest)
 cores=$(nproc)
 case "${1:-}" in
-    "") what=(-m "not system"); processes=$((cores + 1)) ;;
     --changed)
         mapfile -t what < <(.venv/bin/python scripts/changed_tests.py)
         [ ${#what[@]} -gt 0 ] || { echo "no test imports what has changed"; exit 0; }
@@ -22,6 +22,7 @@ case "${1:-}" in
     --room)
         [ -d "tests/${2:-none}" ] || { echo "say which room, a folder of tests/: make test ROOM=serving" >&2; exit 2; }
         what=("tests/$2"); processes=$((cores * 2)); shift 2 ;;
+    "" | -*) what=(-m "not system"); processes=$((cores + 1)) ;;
     *) exec "${pytest[@]}" "$@" ;;
 esac
 export CAVVY_TEST_RERUNS=2 CAVVY_TEST_RERUNS_FILE=${CAVVY_TEST_RERUNS_FILE:-$PWD/.cache/reruns.json}
