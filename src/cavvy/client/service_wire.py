@@ -5,7 +5,7 @@ a task file may describe a service. What runs services tells more (`ServedView`)
 from collections.abc import Mapping
 from datetime import datetime
 
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, field
 from msgspec.json import encode
 
 from cavvy.client import wire
@@ -73,7 +73,8 @@ class NamedService(Answer, frozen=True, kw_only=True):
     """A service. `state` is ready, starting, idle, failing or ending; `problem` is the reason why
     the last replica failed to start. `target` is the number of replicas that the autoscaler
     requests, and `why` is the reason for this number. `url` is empty while the gateway starts. If
-    the gateway cannot listen, `unreachable` is the reason and `state` is failing.
+    the gateway cannot listen, `unreachable` is the reason and `state` is failing. `tags` are those
+    of its task.
     """
 
     project: str
@@ -87,6 +88,7 @@ class NamedService(Answer, frozen=True, kw_only=True):
     why: str
     problem: str
     unreachable: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
     replicas: list[ReplicaView]
 
 

@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (92, "5edf8132ae1331fd")
+ROUTES = (93, "aa7b9483106246f4")
 ROOT = Path(__file__).resolve().parents[3]
 
 

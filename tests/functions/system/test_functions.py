@@ -18,6 +18,7 @@ from tests.system.server_state import home_with_jobs
 import cavvy
 from cavvy.capabilities.functions import wire
 from cavvy.client import connect
+from cavvy.client.service_wire import list_named_services
 from cavvy.client.state import read_server
 
 pytestmark = pytest.mark.system
@@ -550,8 +551,29 @@ def score(text: str, times: int = 1):
         assert got.read() == b"a 0\na 1\n"
     with pytest.raises(urllib.error.HTTPError, match="405"):
         urllib.request.urlopen(url, timeout=60)
-    stop = [sys.executable, "-m", "cavvy", "unserve", "site-score"]
-    subprocess.run(stop, check=True, capture_output=True, timeout=120)
+    # an endpoint that the app has no more ends, and all of them end with the app
+    (tmp_path / "app.py").write_text((tmp_path / "app.py").read_text().replace("score", "rate"))
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    assert list_served() == {"site-rate"}
+    # the service of someone else is not replaced
+    service = {"name": "site-more", "run": "true", "service": {"port": 8000}}
+    (tmp_path / "more.yaml").write_text(json.dumps(service))
+    serve = [sys.executable, "-m", "cavvy", "serve", "more.yaml"]
+    subprocess.run(serve, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    (tmp_path / "app.py").write_text((tmp_path / "app.py").read_text().replace("rate", "more"))
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert "would replace the service site-more" in refused.stderr
+    remove = [sys.executable, "-m", "cavvy", "apps", "rm", "site"]
+    subprocess.run(remove, check=True, capture_output=True, timeout=120)
+    assert list_served() == {"site-more"}
+    subprocess.run([*remove[:3], "stop", "site-more"], check=True, timeout=120, capture_output=True)
+
+
+def list_served() -> set[str]:
+    """The services that do not end."""
+    with connect() as client:
+        found = list_named_services(client, "default")
+    return {each.name for each in found if each.state != "ending"}
 
 
 def test_dev_calls_main_again_when_a_file_is_saved(home: Path, tmp_path: Path) -> None:

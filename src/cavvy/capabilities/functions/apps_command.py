@@ -147,7 +147,8 @@ def cancel(app: str, call: str, project: str) -> None:
 @click.argument("app")
 @project_option
 def stop(app: str, project: str) -> None:
-    """Stop the running jobs of an app. The next call starts another one."""
+    """Stop the running jobs of an app. The next call starts another one. Its web endpoints go on:
+    `cavvy stop` ends their services."""
     from cavvy.capabilities.functions import wire
 
     with session() as client:
@@ -161,19 +162,22 @@ def stop(app: str, project: str) -> None:
 @click.argument("app")
 @project_option
 def remove(app: str, project: str) -> None:
-    """Remove an app with its schedules and its calls, and stop its jobs."""
+    """Remove an app with its schedules, its calls and its web endpoints, and stop its jobs."""
     from cavvy.capabilities.functions import wire
     from cavvy.capabilities.functions.deployed import list_own_jobs
+    from cavvy.capabilities.functions.web_deploy import end_services
     from cavvy.client import ApiError
 
     with session() as client:
         jobs: list[str] = []
+        ended = end_services(client, project, app)
         try:
             jobs += _list_running(client, project, wire.read_app(client, project, app))
             wire.delete_app(client, project, app)
         except ApiError as error:
             # another `rm` may have ended before it stopped the jobs
-            if error.code != "app-not-found" or not list_own_jobs(client, project, app):
+            rest = ended or list_own_jobs(client, project, app)
+            if error.code != "app-not-found" or not rest:
                 raise
         own = [each.id for each in list_own_jobs(client, project, app)]
         for job in {*jobs, *own}:

@@ -5,6 +5,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +15,45 @@ from cavvy.capabilities.functions.on_node.web import PROBE
 from cavvy.capabilities.functions.web import WebEndpoint
 from cavvy.client.client import ApiClient
 from cavvy.client.errors import ApiError
-from cavvy.client.service_wire import NamedService, end_service, put_service, service_path
+from cavvy.client.service_wire import (
+    NamedService,
+    end_service,
+    list_named_services,
+    put_service,
+    service_path,
+)
 from cavvy.sdk.connections import Connections
 from cavvy.sdk.errors import CavvyError, InvalidArgument
 from cavvy.sdk.submission import SubmitOptions, prepare_task
 from cavvy.sdk.task import Task
 from cavvy.sdk.values import to_plain, write_text
 
+_TAG = "cavvy-app"  # of a service, with the name of its app, and the suffix of its own name
 _START_S, _LOOK_S = 30.0, 0.1
 _CPUS = 0.25  # of a replica that does not say
 
 
 def deploy_web(app: App, project: str | None, *, consent: bool, suffix: str = "") -> dict[str, str]:
-    """Start or replace the services of an app's web endpoints, and return the URL of each. Raises
-    CavvyError."""
-    if not app.web:
-        return {}
-    if not app.place.file:
+    """Start or replace the services of an app's web endpoints, end those of endpoints that the app
+    has no more, and return the URL of each. Raises CavvyError."""
+    if app.web and not app.place.file:
         raise InvalidArgument(f"the app {app.name} is in no file", "write it into a file")
     connections = Connections(None, None, None)
     chosen = project or app.project or connections.default_project()
     found: dict[str, str] = {}
     try:
         with connections.use() as client:
+            if not app.web and not suffix:
+                end_services(client, chosen, app.name)
+                return {}
+            known = {each.name: each for each in list_named_services(client, chosen)}
             for each in app.web.values():
                 name = f"{each.service}{suffix}"
+                if name in known and known[name].tags.get(_TAG) != f"{app.name}{suffix}":
+                    raise CavvyError(
+                        f"{app.name}: the endpoint {each.name} would replace the service {name}",
+                        f"end it with `cavvy stop {name}`, or rename the endpoint",
+                    )
                 task, files = make_web_task(app, each, name)
                 options = SubmitOptions(project=chosen, files=files, serves=True)
                 sent = prepare_task(client, task, options, None, connections.default_project)
@@ -54,9 +69,31 @@ def deploy_web(app: App, project: str | None, *, consent: bool, suffix: str = ""
                     consent=consent,
                 )
                 found[each.name] = await_address(client, chosen, name)
+            if not suffix:
+                end_services(client, chosen, app.name, {each.service for each in app.web.values()})
     finally:
         connections.close()
     return found
+
+
+def end_services(
+    client: ApiClient, project: str, app: str, kept: Collection[str] = ()
+) -> list[str]:
+    """End the services of a deployed app's web endpoints, but for those `kept`, and return their
+    names. Raises ApiError."""
+    ended = list[str]()
+    try:
+        services = list_named_services(client, project)
+    except ApiError as error:
+        if error.code == "not-found":  # the server serves nothing
+            return ended
+        raise
+    for each in services:
+        own = each.tags.get(_TAG) == app and each.state != "ending"
+        if own and each.name not in kept:
+            end_service(client, project, each.name)
+            ended.append(each.name)
+    return ended
 
 
 def end_web(app: App, project: str | None, suffix: str) -> None:
@@ -82,7 +119,7 @@ def make_web_task(app: App, endpoint: WebEndpoint, name: str) -> tuple[Task, dic
     keys: dict[str, Any] = {
         **options.to_keys(app.image),
         "name": name,
-        "tags": {"cavvy-app": app.name},
+        "tags": {_TAG: f"{app.name}{name.removeprefix(endpoint.service)}"},
         "workdir": folder,
     }
     service = {

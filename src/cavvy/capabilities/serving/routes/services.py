@@ -264,6 +264,7 @@ async def _view(app_state: AppState, found: ServiceStatus) -> ServedView:
         state="failing" if found.unreachable and service.wanted else state_of(service),
         url=found.url,
         unreachable=found.unreachable,
+        tags=service.task.tags,
         models=list(service.spec.model_names),
         ready=sum(each.state in SERVING for each in service.replicas),
         least=service.spec.replicas.least,
