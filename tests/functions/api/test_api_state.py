@@ -14,6 +14,7 @@ from tests.api.api_state import Api
 
 from cavvy.capabilities.functions.state import rows
 from cavvy.capabilities.functions.state.rows import StateRows
+from cavvy.store.drivers import DatabaseSession
 
 BASE = "/v1/projects/team"
 
@@ -64,6 +65,51 @@ async def test_long_answers_come_in_parts(api: Api, monkeypatch: pytest.MonkeyPa
     assert ([each["key"] for each in rest["entries"]], rest["more"]) == (["2", "3"], False)
     await ask(api, "queues/q", "put", data=write(*[b"12345678"] * 3))
     assert len((await ask(api, "queues/q", "get", most=3))["items"]) == 1
+
+
+async def test_no_more_values_are_read_than_an_answer_has_room_for(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project may keep a gigabyte; what does not fit into an answer stays in the database."""
+    monkeypatch.setattr(rows, "MOST_ANSWER", 20)
+    keys, data = ["1", "2", "3", "4", "5", "6"], write(*[b"12345678"] * 6)
+    await ask(api, "dicts/d", "put", keys=keys, data=data)
+    await ask(api, "queues/q", "put", data=data)
+    read_rows, run = list[Any](), DatabaseSession.run
+
+    def note(session: DatabaseSession, sql: str, values: Any = ()) -> Any:
+        cursor = run(session, sql, values)
+        if sql.startswith("SELECT") and any(each in sql for each in ("dict_entries", "queue_it")):
+            found = cursor.fetchall()
+            read_rows.extend(each for row in found for each in row if isinstance(each, bytes))
+            return Rows(found)
+        return cursor
+
+    monkeypatch.setattr(DatabaseSession, "run", note)
+    listed = await ask(api, "dicts/d", "list")
+    assert (len(listed["entries"]), listed["more"], len(read_rows)) == (2, True, 2)
+    read_rows.clear()
+    assert len((await ask(api, "queues/q", "list", most=1000))["items"]) == len(read_rows) == 2
+    read_rows.clear()
+    assert len((await ask(api, "queues/q", "get", most=1000))["items"]) == len(read_rows) == 2
+    read_rows.clear()
+    popped = await ask(api, "dicts/d", "pop", keys=keys)
+    assert (len(popped["entries"]), popped["count"], popped["more"]) == (2, 2, True)
+    assert len(read_rows) == 3
+    assert (await ask(api, "dicts/d", "len"))["count"] == 4
+
+
+class Rows:
+    """A cursor whose rows were fetched."""
+
+    def __init__(self, found: list[Any]) -> None:
+        self._found = found
+
+    def fetchall(self) -> list[Any]:
+        return self._found
+
+    def fetchone(self) -> Any:
+        return self._found[0] if self._found else None
 
 
 async def test_a_queue_gives_each_item_once_in_order(api: Api) -> None:

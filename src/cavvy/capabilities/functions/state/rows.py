@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from itertools import accumulate
+from typing import NamedTuple, TypeVar
 
 from msgspec.json import decode, encode
 
@@ -47,9 +48,11 @@ _ENTRY = f"SELECT number, value FROM dict_entries WHERE {_OF} AND entry_key = ?"
 _HAS = f"SELECT number, LENGTH(value) FROM dict_entries WHERE {_OF} AND entry_key = ?"
 _ADD = insert_into("dict_entries", ("project", "name", "entry_key", "number", "value"))
 _SET = f"UPDATE dict_entries SET value = ? WHERE {_OF} AND entry_key = ?"
-_ENTRIES = f"FROM dict_entries WHERE {_OF} AND number > ? ORDER BY number LIMIT ?"
-_ITEMS = f"SELECT number, value FROM queue_items WHERE {_OF} AND part = ? AND number > ? "
-_ITEMS += "ORDER BY number LIMIT ?"
+_NEXT = "AND number > ? ORDER BY number LIMIT ?"
+_ENTRIES = f"FROM dict_entries WHERE {_OF} {_NEXT}"
+_ENTRY_SIZES = f"SELECT LENGTH(value) {_ENTRIES}"
+_ITEMS = f"FROM queue_items WHERE {_OF} AND part = ? {_NEXT}"
+_ITEM_SIZES = f"SELECT LENGTH(value) {_ITEMS}"
 _PUT = insert_into("queue_items", ("project", "name", "part", "number", "value", "expires_at"))
 _NEWEST = (
     f"SELECT expires_at FROM queue_items WHERE {_OF} AND part = ? ORDER BY number DESC LIMIT 1"
@@ -204,38 +207,49 @@ def _read_dict(session: DatabaseSession, caller: StateCaller, ask: DictAsk) -> D
         return DictAnswer(count=0 if row is None else int(row[0]))
     if ask.op == "list":
         value = "value" if ask.values else "''"
+        most, more = ask.most, False
+        if ask.values:
+            most, more = _count_fitting(session, _ENTRY_SIZES, (*of, ask.after), ask.most)
         cursor = session.run(
-            f"SELECT entry_key, number, {value} {_ENTRIES}", (*of, ask.after, ask.most)
+            f"SELECT entry_key, number, {value} {_ENTRIES}", (*of, ask.after, most)
         )
-        rows = cursor.fetchall()
-        found = [(str(key), int(number), value) for key, number, value in rows]
-        return _answer_entries(found, ask, more=len(rows) == ask.most)
-    entries = []
+        entries = [
+            DictEntry(key=str(key), number=int(number), value=bytes(value) if ask.values else b"")
+            for key, number, value in cursor.fetchall()
+        ]
+        return DictAnswer(entries=entries, more=more or len(entries) == ask.most)
+    entries, more = _find_entries(session, of, ask)
+    return DictAnswer(entries=entries, more=more)
+
+
+def _count_fitting(
+    session: DatabaseSession, sizes: str, values: Sequence[object], most: int
+) -> tuple[int, bool]:
+    """Return how many of the next values an answer has room for, at least 1, and whether there are
+    more. The statement reads their sizes only: all of them may not fit into memory."""
+    found = session.run(sizes, (*values, most)).fetchall() if most > 1 else []
+    upto = [*accumulate(int(size) for (size,) in found)]
+    fitting = sum(size <= MOST_ANSWER for size in upto)
+    return max(fitting, 1), fitting < len(found)
+
+
+def _find_entries(
+    session: DatabaseSession, of: tuple[str, str], ask: DictAsk
+) -> tuple[list[DictEntry], bool]:
+    """Return the entries of the keys, as far as an answer has room for them, and whether there are
+    more."""
+    entries: list[DictEntry] = []
     size = 0
     for key in ask.keys:
         row = session.run(_ENTRY if ask.values else _HAS, (*of, key)).fetchone()
-        if row is not None:
-            entries.append((key, int(row[0]), row[1]))
-            size += len(row[1]) if ask.values else 0
-        if size > MOST_ANSWER:
-            break
-    return _answer_entries(entries, ask, more=False)
-
-
-def _answer_entries(
-    found: Sequence[tuple[str, int, Any]], ask: DictAsk, *, more: bool
-) -> DictAnswer:
-    """Return the first of these entries that an answer has room for."""
-    entries: list[DictEntry] = []
-    size = 0
-    for key, number, value in found:
-        data = bytes(value) if ask.values else b""
+        if row is None:
+            continue
+        data = bytes(row[1]) if ask.values else b""
         size += len(data)
         if entries and size > MOST_ANSWER:
-            more = True
-            break
-        entries.append(DictEntry(key=key, number=number, value=data))
-    return DictAnswer(entries=entries, more=more)
+            return entries, True
+        entries.append(DictEntry(key=key, number=int(row[0]), value=data))
+    return entries, False
 
 
 def _put_entries(session: DatabaseSession, caller: StateCaller, ask: DictAsk) -> DictAnswer:
@@ -264,16 +278,22 @@ def _pop_entries(session: DatabaseSession, caller: StateCaller, ask: DictAsk) ->
     entries, size, number = before
     of = (caller.project, caller.name)
     popped: list[DictEntry] = []
-    for key in ask.keys:
-        row = session.run(_ENTRY, (*of, key)).fetchone()
+    answered, more = 0, False
+    for key in dict.fromkeys(ask.keys):
+        row = session.run(_ENTRY if ask.values else _HAS, (*of, key)).fetchone()
         if row is None:
             continue
+        value = bytes(row[1]) if ask.values else b""
+        length = len(value) if ask.values else int(row[1])
+        answered += len(value)
+        if popped and answered > MOST_ANSWER:
+            more = True
+            break
         session.run(f"DELETE FROM dict_entries WHERE {_OF} AND entry_key = ?", (*of, key))
-        value = bytes(row[1])
-        entries, size = entries - 1, size - len(key) - len(value) - _OVERHEAD
-        popped.append(DictEntry(key=key, number=int(row[0]), value=value if ask.values else b""))
+        entries, size = entries - 1, size - len(key) - length - _OVERHEAD
+        popped.append(DictEntry(key=key, number=int(row[0]), value=value))
     _save(session, caller, "dict", before, _Totals(entries, size, number))
-    return DictAnswer(entries=popped, count=len(popped))
+    return DictAnswer(entries=popped, count=len(popped), more=more)
 
 
 def _clear_dict(session: DatabaseSession, caller: StateCaller, ask: DictAsk) -> DictAnswer:
@@ -301,15 +321,9 @@ def _find_items(
     session: DatabaseSession, part: tuple[str, str, str], ask: QueueAsk
 ) -> list[QueueItem]:
     """Return the oldest items of a partition that an answer has room for."""
-    items: list[QueueItem] = []
-    size = 0
-    for number, value in session.run(_ITEMS, (*part, ask.after, ask.most)).fetchall():
-        data = bytes(value)
-        size += len(data)
-        if items and size > MOST_ANSWER:
-            break
-        items.append(QueueItem(number=int(number), value=data))
-    return items
+    most, _ = _count_fitting(session, _ITEM_SIZES, (*part, ask.after), ask.most)
+    rows = session.run(f"SELECT number, value {_ITEMS}", (*part, ask.after, most)).fetchall()
+    return [QueueItem(number=int(number), value=bytes(value)) for number, value in rows]
 
 
 def _put_items(session: DatabaseSession, caller: StateCaller, ask: QueueAsk) -> QueueAnswer:
