@@ -9,9 +9,9 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsFloat
+from typing import SupportsFloat
 
-from cavvy.sdk.examples import MOST_BYTES, find_example
+from cavvy.sdk.examples import MOST_BYTES, Example, find_example
 
 _PATIENCE_S = 5.0  # for which a busy agent is waited for
 _MOST_BYTES = 60_000  # of a message; the agent reads up to 64 KiB
@@ -56,10 +56,10 @@ def flatten(values: Mapping[str, object], prefix: str = "", depth: int = 0) -> d
     return found
 
 
-def _encode(name: str, example: Any) -> bytes:
+def _encode(name: str, example: Example) -> bytes:
     """Raises TypeError, ValueError."""
     try:
-        data: bytes = example.encode()
+        data = example.encode()
     except (TypeError, ValueError, OverflowError, OSError) as error:
         kind = ValueError if isinstance(error, (ValueError, OverflowError)) else TypeError
         raise kind(f"cavvy.log: `{name}` cannot be shown: {error}") from error

@@ -18,17 +18,7 @@ _CHANNELS = (1, 3, 4)  # of a picture: grey, RGB, RGB with alpha
 _COLOURS = {1: 0, 3: 2, 4: 6}  # how PNG numbers them
 
 
-class _Example:
-    """What is reported under a name."""
-
-    kind = ""
-
-    def encode(self) -> bytes:
-        """Return what is sent. Raises TypeError, ValueError, OSError."""
-        raise NotImplementedError
-
-
-class Picture(_Example):
+class Picture:
     """A picture: of PIL, of matplotlib, an array of height × width (× channels), or a file or bytes
     of PNG, JPEG, GIF or WebP. `cavvy.log` takes the first three without this class, too.
     """
@@ -53,7 +43,7 @@ class Picture(_Example):
         return encoded
 
 
-class Audio(_Example):
+class Audio:
     """Sound: samples from -1 to 1 (or whole numbers of 16 bits) at `rate` samples a second, as a
     list or an array with one dimension; or a file or bytes of WAV, FLAC, Ogg or MP3.
     """
@@ -84,7 +74,7 @@ class Audio(_Example):
         return made.getvalue()
 
 
-class Text(_Example):
+class Text:
     """A text, such as an answer of a language model."""
 
     kind = "text"
@@ -97,7 +87,7 @@ class Text(_Example):
         return str(self._text).encode("utf-8", "replace")
 
 
-class Table(_Example):
+class Table:
     """A table: rows that are mappings by column, or lists in the order of `columns`; or a DataFrame
     of pandas. The first 1,000 rows and 50 columns are kept.
     """
@@ -124,7 +114,7 @@ class Table(_Example):
         return json.dumps({"columns": [*columns], "rows": cells}, default=str).encode()
 
 
-class Histogram(_Example):
+class Histogram:
     """A histogram of numbers: a list or an array of any shape. NaN and infinity are left out."""
 
     kind = "histogram"
@@ -146,9 +136,12 @@ class Histogram(_Example):
         return json.dumps({"edges": edges, "counts": counts}).encode()
 
 
-def find_example(value: object) -> _Example | None:
+Example = Picture | Audio | Text | Table | Histogram
+
+
+def find_example(value: object) -> Example | None:
     """Return a value as an example, or None if it is none, such as a number."""
-    if isinstance(value, _Example):
+    if isinstance(value, Example):
         return value
     if hasattr(value, "itertuples"):
         return Table(value)
