@@ -15,7 +15,7 @@ from tests.agent.unit.test_event_files import Reader
 
 from cavvy.agent.work import wandb_files
 from cavvy.agent.work.event_files import EventFileReader
-from cavvy.agent.work.run_events import PIECE_BYTES, RunEvent
+from cavvy.agent.work.run_events import PIECE_BYTES, GrowingFile, RunEvent, RunFile
 from cavvy.agent.work.wandb_files import (
     BLOCK,
     FIRST,
@@ -23,15 +23,24 @@ from cavvy.agent.work.wandb_files import (
     LARGEST,
     MIDDLE,
     PIECE_HEAD,
-    WandbFile,
+    WandbRecords,
 )
 
 FILE = Path(__file__).parent / "wandb_files" / "offline.wandb"
 NAME = "run-abc.wandb"
 
 
+class Run(RunFile):
+    """A file of a run, with what is known of it meanwhile."""
+
+    def __init__(self, path: Path, host: str = "") -> None:
+        self.bytes = GrowingFile(os.open(path, os.O_RDONLY))
+        self.records = WandbRecords(self.bytes, host)
+        super().__init__("runs", self.bytes, self.records.take, self.records.parse)
+
+
 def read(path: Path, host: str = "") -> Sequence[RunEvent]:
-    file = WandbFile("runs", os.open(path, os.O_RDONLY), host)
+    file = Run(path, host)
     found = [each for each in file.read(10_000) if each.values or each.params]
     file.close()
     return found
@@ -87,10 +96,10 @@ def test_a_read_ends_where_no_piece_completes_a_record(tmp_path: Path, nothing: 
     path = tmp_path / NAME
     data = (block + bytes(BLOCK - len(block))) * 24
     path.write_bytes(HEAD + b"\0" + piece(0, b"") + data[2 * PIECE_HEAD :])
-    file = WandbFile("runs", os.open(path, os.O_RDONLY))
+    file = Run(path)
     assert len([*file.read(10)]) == 10
-    assert file._offset <= 2 * PIECE_BYTES, "the rest is for later"
-    assert sum(len(each) for each in file._begun or ()) <= LARGEST
+    assert file.bytes._offset <= 2 * PIECE_BYTES, "the rest is for later"
+    assert sum(len(each) for each in file.records._begun or ()) <= LARGEST
     found = [*file.read(1_000_000)]
     assert found, "and comes then"
     assert not any(each.values or each.params for each in found)
@@ -101,9 +110,9 @@ def test_a_record_of_many_empty_pieces_takes_no_memory(tmp_path: Path) -> None:
     path = tmp_path / NAME
     blocks = (piece(MIDDLE, b"") * (BLOCK // PIECE_HEAD) + bytes(BLOCK % PIECE_HEAD)) * 20
     path.write_bytes(HEAD + b"\0" + piece(FIRST, b"") + blocks[2 * PIECE_HEAD :])
-    file = WandbFile("runs", os.open(path, os.O_RDONLY))
+    file = Run(path)
     assert len([*file.read(LARGEST)]) > LARGEST // PIECE_HEAD
-    assert file._begun is None
+    assert file.records._begun is None
     file.close()
 
 
@@ -120,7 +129,7 @@ def test_the_agent_finds_runs_of_wandb_beside_event_files(tmp_path: Path) -> Non
 def test_a_run_is_read_as_it_grows(tmp_path: Path) -> None:
     data, path = FILE.read_bytes(), tmp_path / NAME
     path.touch()
-    file, found = WandbFile("runs", os.open(path, os.O_RDONLY)), 0
+    file, found = Run(path), 0
     with path.open("wb", buffering=0) as writes:
         for at in range(0, len(data), 997):
             writes.write(data[at : at + 997])

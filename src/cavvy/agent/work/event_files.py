@@ -22,11 +22,13 @@ from ..allowed_folders import AllowedFolders, check_regular, open_below
 from .artifact_files import SETTLED_S, ArtifactReader, is_picture
 from .examples import read_value
 from .protobuf import read_fields, read_varint
-from .run_events import RunEvent, RunFile
+from .run_events import GrowingFile, RunEvent, RunFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from .wandb_files import WandbRecords
 
     Found = Callable[[dict[str, float], float, float], object]
 
@@ -158,11 +160,13 @@ class EventFileReader:
             self._files[key] = self._make_file(folder, file, name)
 
     def _make_file(self, folder: str, fd: int, name: str) -> RunFile:
-        if not name.endswith(WANDB_END):
-            return _EventFile(folder, fd)
-        from .wandb_files import WandbFile
+        file = GrowingFile(fd)
+        records: _EventRecords | WandbRecords = _EventRecords(file)
+        if name.endswith(WANDB_END):
+            from .wandb_files import WandbRecords
 
-        return WandbFile(folder, fd, self._host)
+            records = WandbRecords(file, self._host)
+        return RunFile(folder, file, records.take, records.parse)
 
     def _list_files(self) -> Iterator[tuple[str, int, str]]:
         """Yield the folder of each event file, the folder's descriptor, and the file's name."""
@@ -232,37 +236,38 @@ class _RunNames:
         return tag if tag.startswith(last + "/") else f"{last}/{tag}"
 
 
-class _EventFile(RunFile):
-    """An event file."""
+class _EventRecords:
+    """The records of an event file."""
 
-    def __init__(self, folder: str, fd: int) -> None:
-        super().__init__(folder, fd)
+    def __init__(self, file: GrowingFile) -> None:
+        self._file = file
         self._plugins: dict[bytes, bytes] = {}  # of tags, which their first event alone names
         self._is_large = False  # whether the checksum of the record is not known
 
-    def _next(self) -> bytes | None:
-        if not self._fill(12):
+    def take(self) -> bytes | None:
+        file = self._file
+        if not file.fill(12):
             return None
-        head = self._data[self._at : self._at + 8]
-        length, crc = struct.unpack_from("<QI", self._data, self._at)
+        head = file.data[file.at : file.at + 8]
+        length, crc = struct.unpack_from("<QI", file.data, file.at)
         if length > LONGEST or _head_crc(head) != crc:
-            self._break()
+            file.give_up()
             return None
         whole = 12 + length + 4
         self._is_large = length > LARGEST
         if length > LARGEST_EXAMPLE:
-            if os.fstat(self._fd).st_size < self._place() + whole:
+            if file.size() < file.place() + whole:
                 return None
-            self._skip(whole)
+            file.skip(whole)
             return b""
-        if not self._fill(whole):
+        if not file.fill(whole):
             return None
-        begin, end = self._at + 12, self._at + 12 + length
-        data, (crc,) = self._data[begin:end], struct.unpack_from("<I", self._data, end)
-        self._skip(whole)
+        begin, end = file.at + 12, file.at + 12 + length
+        data, (crc,) = file.data[begin:end], struct.unpack_from("<I", file.data, end)
+        file.skip(whole)
         return data if self._is_large or masked_crc(data) == crc else b""
 
-    def _parse(self, record: bytes) -> RunEvent:
+    def parse(self, record: bytes) -> RunEvent:
         event = RunEvent()
         scalar = _SCALAR.match(record)
         if scalar is not None and _fits(record, scalar):

@@ -14,7 +14,7 @@ import struct
 import zlib
 
 from .protobuf import read_fields
-from .run_events import RunEvent, RunFile
+from .run_events import GrowingFile, RunEvent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,12 +32,11 @@ HISTORY, SUMMARY, CONFIG, RUN, EXIT, FINAL = 2, 3, 5, 17, 18, 20
 HOST, BEGAN = 13, 17  # of `RunRecord`
 
 
-class WandbFile(RunFile):
-    """A file of a run. With `host`, only a run of this host has values."""
+class WandbRecords:
+    """The records of a file of a run. With `host`, only a run of this host has values."""
 
-    def __init__(self, folder: str, fd: int, host: str = "") -> None:
-        super().__init__(folder, fd)
-        self._host = host
+    def __init__(self, file: GrowingFile, host: str = "") -> None:
+        self._file, self._host = file, host
         self._is_own = not host
         self._time = self._step = 0.0  # of the newest value
         self._logged: set[str] = set()  # names of the history
@@ -46,7 +45,7 @@ class WandbFile(RunFile):
         self._size = 0
         self._has_head = False
 
-    def _next(self) -> bytes | None:
+    def take(self) -> bytes | None:
         """Return what the next piece completes: a record, b"" if it completes none that is read, or
         None if it is not there yet. So the caller can stop after each piece, since a file may have
         any number of them that complete nothing."""
@@ -75,43 +74,43 @@ class WandbFile(RunFile):
         """Return the kind and the data of the next piece, with kind 0 where it is broken; None if
         it is not there yet."""
         if not self._has_head:
-            if not self._fill(HEAD_BYTES):
+            if not self._file.fill(HEAD_BYTES):
                 return None
-            if not self._data.startswith(HEAD):
-                self._break()
+            if not self._file.data.startswith(HEAD):
+                self._file.give_up()
                 return None
             self._has_head = True
-            self._skip(HEAD_BYTES)
-        left = BLOCK - self._place() % BLOCK
+            self._file.skip(HEAD_BYTES)
+        left = BLOCK - self._file.place() % BLOCK
         if left < PIECE_HEAD:  # the end of a block is filled
-            if not self._fill(left):
+            if not self._file.fill(left):
                 return None
-            self._skip(left)
+            self._file.skip(left)
             left = BLOCK
-        if not self._fill(PIECE_HEAD):
+        if not self._file.fill(PIECE_HEAD):
             return None
-        crc, length, kind = struct.unpack_from("<IHB", self._data, self._at)
+        crc, length, kind = struct.unpack_from("<IHB", self._file.data, self._file.at)
         if not WHOLE <= kind <= LAST or length > left - PIECE_HEAD:
             return self._skip_block(left)
-        if not self._fill(PIECE_HEAD + length):
+        if not self._file.fill(PIECE_HEAD + length):
             return None
-        begin = self._at + PIECE_HEAD
-        data = self._data[begin : begin + length]
+        begin = self._file.at + PIECE_HEAD
+        data = self._file.data[begin : begin + length]
         if zlib.crc32(data, zlib.crc32(bytes([kind]))) != crc:
             return self._skip_block(left)
-        self._skip(PIECE_HEAD + length)
+        self._file.skip(PIECE_HEAD + length)
         return kind, data
 
     def _skip_block(self, left: int) -> tuple[int, bytes] | None:
         """Leave out the rest of a block with a broken piece, once it is complete: the next one
         begins anew."""
-        if not self._fill(left):
+        if not self._file.fill(left):
             return None
-        self._skip(left)
+        self._file.skip(left)
         self._begun = None
         return 0, b""
 
-    def _parse(self, record: bytes) -> RunEvent:
+    def parse(self, record: bytes) -> RunEvent:
         event = RunEvent()
         try:
             for number, value in read_fields(record):
