@@ -20,7 +20,7 @@ ALLOWED = {
     "providers/pbs/": "what PBS prints",
     "providers/azureml": "the API tells missing capacity and quotas in its text alone",
     "providers/azure/": "only the message tells a quota from other refusals",
-    "providers/ecs/": "the API tells a lost instance and missing capacity in its text alone",
+    "providers/ecs/": "the API tells missing capacity and a full queue in its text alone",
     "providers/sagemaker": "the API tells missing capacity and taken names in its text",
     "providers/vertex": "the API tells missing capacity and quotas in its text alone",
     "providers/tpu/": "the API tells missing capacity and quotas in its text alone",

@@ -321,7 +321,9 @@ def _read_end(told: Mapping[str, Any]) -> datetime | None:
 
 def _read_code(reason: str) -> str:
     """Return the code at the start of a failure's reason, such as CapacityError or AlgorithmError.
-    DescribeTrainingJob has no field that contains only the code.
+    DescribeTrainingJob has no field that contains only the code: the secondary status of each job
+    that failed is Failed, and AWS advises against reading the status messages
+    (https://docs.aws.amazon.com/sagemaker/latest/APIReference/API_SecondaryStatusTransition.html).
     """
     return reason.partition(":")[0].strip()
 
