@@ -71,7 +71,7 @@ def test_options_become_keys_of_a_task() -> None:
     )
     assert options.to_keys(image) == {
         "image": {"name": "python:3.12"},
-        "setup": {"run": "pip install -q 'numpy>=2'", "uses": []},
+        "setup": {"run": "pip install -q 'numpy>=2'"},
         "env": {"A": "1", "B": "2"},
         "resources": {"cpu": 4, "gpu": "A100:2", "spot": "only"},
         "secrets": ["HF_TOKEN"],
@@ -80,11 +80,17 @@ def test_options_become_keys_of_a_task() -> None:
     assert options.to_head()["gpus"] == 2
 
 
-def test_an_image_is_also_a_key_of_a_task() -> None:
+def test_an_image_is_also_a_key_of_a_task(tmp_path: Path) -> None:
     assert cavvy.Image(build=".") == {"build": "."}
     assert cavvy.Image is FunctionImage
     base = FunctionImage.python()
     assert base.run_commands("true").to_keys() != base.to_keys() == {}
+    (tmp_path / "r.txt").touch()
+    for image in (base, FunctionImage.from_registry("python:3.12"), FunctionImage(build=".")):
+        keys = image.pip_install("numpy").pip_install_from_requirements("r.txt").to_keys()
+        task = cavvy.Task("true", workdir=str(tmp_path), **keys)
+        assert "pip install -q -r r.txt" in task.text
+        assert ("r.txt" in keys["setup"].get("uses", ())) is (image is base)
 
 
 def test_two_functions_of_one_name() -> None:

@@ -160,6 +160,29 @@ def test_an_endpoint_becomes_a_service(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("image", "added"),
+    [
+        (cavvy.Image.python().pip_install("fastapi"), True),
+        (cavvy.Image.from_registry("python:3.12"), True),
+        (cavvy.Image.python("3.12"), True),
+        (None, False),
+    ],
+)
+def test_an_image_gets_the_server_of_asgi(tmp_path: Path, image: Any, added: bool) -> None:
+    app = cavvy.App("site", image=image)
+    app.place = app.place._replace(module="__main__", file=str(tmp_path / "app.py"))
+
+    @app.asgi_app()
+    def web() -> Any: ...
+
+    @app.wsgi_app()
+    def plain() -> Any: ...
+
+    assert ("uvicorn" in make_web_task(app, app.web["web"], "site-web")[0].text) is added
+    assert "uvicorn" not in make_web_task(app, app.web["plain"], "site-plain")[0].text
+
+
+@pytest.mark.parametrize(
     ("keys", "told"),
     [
         ({"method": "FETCH"}, "no method of HTTP"),
@@ -173,3 +196,20 @@ def test_wrong_options_are_refused(keys: dict[str, Any], told: str) -> None:
         app.endpoint(**keys)(score)
     with pytest.raises(InvalidArgument, match="is no function"):
         app.wsgi_app(dict)
+
+
+@pytest.mark.parametrize(
+    ("told", "prefix"),
+    [
+        ("/default/shop-web", "/default/shop-web"),
+        ("/a/", "/a"),
+        ("", ""),
+        ("shop", ""),
+        ("/a//b", ""),
+        ('/a"><script>', ""),
+        ("/a\nb", ""),
+        ("//example.com", ""),
+    ],
+)
+def test_apps_learn_the_path_that_the_gateway_took_off(told: str, prefix: str) -> None:
+    assert web.read_prefix(told) == prefix

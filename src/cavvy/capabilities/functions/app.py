@@ -482,7 +482,7 @@ class App:
 
     def asgi_app(self, raw: Callable[..., Any] | None = None, **keys: Any) -> Any:
         """Serve the app of ASGI that a function returns, such as one of FastAPI, at a URL that
-        `cavvy deploy` prints. The image needs uvicorn."""
+        `cavvy deploy` prints."""
         add = make_endpoints(self.name, self.web, "asgi", "GET", keys)
         return add if raw is None else add(raw)
 

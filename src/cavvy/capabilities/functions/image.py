@@ -91,7 +91,9 @@ class FunctionImage(dict[str, Any]):
         if self._python:
             lines.insert(0, _check_python(self._python))
         if lines:
-            keys["setup"] = {"run": "\n".join(lines), "uses": list(self._uses)}
+            keys["setup"] = {"run": "\n".join(lines)}
+            if not self:  # in a container, each attempt runs the setup, and nothing is kept
+                keys["setup"]["uses"] = list(self._uses)
         if self._env:
             keys["env"] = dict(self._env)
         return keys

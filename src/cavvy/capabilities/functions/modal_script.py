@@ -232,8 +232,6 @@ class _Rewriter:
         keys = self._read_keys(web)
         if _WEB[name] == "endpoint":
             self._note(web, "FastAPI's own parameters need @app.asgi_app()", open_=False)
-        elif name == "asgi_app":
-            self._note(web, "the image needs uvicorn", open_=False)
         for each in keys.keys() - {"method"}:
             self._note(web, f"{each} was removed from the web endpoint", open_=False)
         return [f"method={keys['method']}"] if "method" in keys else []

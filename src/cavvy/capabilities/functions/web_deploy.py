@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from cavvy.sdk.values import to_plain, write_text
 
 _TAG = "cavvy-app"  # of a service, with the name of its app, and the suffix of its own name
 _START_S, _LOOK_S = 30.0, 0.1
+# what an image gets that may lack the server of apps of ASGI
+_UVICORN = "python3 -c 'import uvicorn' 2>/dev/null || pip install -q uvicorn"
 _CPUS = 0.25  # of a replica that does not say
 
 
@@ -116,8 +119,11 @@ def make_web_task(app: App, endpoint: WebEndpoint, name: str) -> tuple[Task, dic
     options = endpoint.options
     spec = {"app": app.name, "module": app.place.module, "file": file, "code": "", "functions": {}}
     files = {**list_runtime(), SPEC: keep_file(json.dumps(spec).encode(), "json")}
+    image = options.choose_image(app.image)
+    if endpoint.kind == "asgi" and (image or image.to_keys()):
+        image = image.run_commands(_UVICORN)
     keys: dict[str, Any] = {
-        **options.to_keys(app.image),
+        **replace(options, image=image).to_keys(None),
         "name": name,
         "tags": {_TAG: f"{app.name}{name.removeprefix(endpoint.service)}"},
         "workdir": folder,

@@ -8,6 +8,7 @@ import asyncio
 import inspect
 import json
 import os
+import re
 import sys
 import traceback
 import typing
@@ -251,6 +252,11 @@ def call_endpoint(raw: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
     return list_async(result) if inspect.isasyncgen(result) else result
 
 
+def read_prefix(text: str) -> str:
+    """Return the path that the gateway has taken off the URL, so that an app makes right links."""
+    return text.rstrip("/") if re.fullmatch(r"(/[\w.~-]+)+/?", text, re.ASCII) else ""
+
+
 def serve_wsgi(app: Callable[..., Any], port: int) -> None:
     """Serve an app of WSGI, each request in a thread."""
 
@@ -258,6 +264,7 @@ def serve_wsgi(app: Callable[..., Any], port: int) -> None:
         if environ.get("PATH_INFO") == PROBE:
             start("200 OK", [("Content-Type", "text/plain")])
             return iter([b"ready\n"])
+        environ["SCRIPT_NAME"] = read_prefix(environ.get("HTTP_X_FORWARDED_PREFIX", ""))
         found: Iterator[bytes] = app(environ, start)
         return found
 
@@ -267,7 +274,7 @@ def serve_wsgi(app: Callable[..., Any], port: int) -> None:
 
 
 def serve_asgi(app: Callable[..., Any], port: int) -> None:
-    """Serve an app of ASGI with uvicorn, which the image must have."""
+    """Serve an app of ASGI with uvicorn, which images get and the node's own Python must have."""
     try:
         import uvicorn
     except ImportError:
@@ -281,6 +288,12 @@ def serve_asgi(app: Callable[..., Any], port: int) -> None:
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"ready\n"})
             return
+        if scope["type"] in ("http", "websocket"):
+            found = dict(scope["headers"]).get(b"x-forwarded-prefix", b"").decode("latin-1")
+            scope["root_path"] = prefix = read_prefix(found)
+            # as the specification of ASGI says, the path has the prefix
+            scope["path"] = prefix + scope["path"]
+            scope["raw_path"] = prefix.encode() + (scope.get("raw_path") or b"")
         await app(scope, receive, send)
 
     uvicorn.run(answer, host="127.0.0.1", port=port, access_log=False, log_level="warning")
