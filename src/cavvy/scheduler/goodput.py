@@ -96,9 +96,11 @@ class _Division:
             if heap and -step[0] > heap[0][0]:
                 heapq.heappush(heap, (-step[0], number))  # others took what it counted on
                 continue
+            changed = [number, *self._list_gaining(number, step[1])]
             self._take(number, step[1])
-            if after := self._find_step(number):
-                heapq.heappush(heap, (-after[0], number))
+            for each in changed:
+                if after := self._find_step(each):
+                    heapq.heappush(heap, (-after[0], each))
         return {
             job.id: chosen.size
             for job, chosen in zip(self.jobs, self.chosen, strict=True)
@@ -161,6 +163,25 @@ class _Division:
         if owner in self.quotas:
             self.quotas[owner] -= value.units - (0 if held is None else held.units)
         self.chosen[number] = value
+
+    def _list_gaining(self, number: int, value: _Value) -> Sequence[int]:
+        """Return the other jobs that may have a further step when this job takes the size, since it
+        gives up accelerators, or a part of its owner's quota."""
+        held = self.chosen[number]
+        if held is None:
+            return ()
+        kind, owner = held.size.accelerator, self.jobs[number].owner
+        fewer = value.units < held.units
+        gives_up = fewer or value.size.accelerator != kind
+        return [
+            other
+            for other, job in enumerate(self.jobs)
+            if other != number
+            and (
+                (gives_up and any(each.size.accelerator == kind for each in self.values[other]))
+                or (fewer and owner in self.quotas and job.owner == owner)
+            )
+        ]
 
     def _find_step(self, number: int) -> tuple[float, _Value] | None:
         """The size that makes the most of what it costs more than the one that the job has, with

@@ -88,6 +88,20 @@ def test_types_go_to_the_jobs_that_need_them() -> None:
     }
 
 
+def test_what_a_job_leaves_for_a_faster_type_goes_to_one_that_waits() -> None:
+    """The urgent job gets the T4 first, as all others do, and then the A100 that nobody needs."""
+    both = (size(1, 10, "T4"), size(1, 40, "A100", 4))
+    jobs = [
+        ElasticJob(id="urgent", sizes=both, remaining=600.0),
+        ElasticJob(id="waits", sizes=(size(1, 1, "T4"),), remaining=1e6),
+    ]
+    chosen = choose_sizes(jobs, Room(free={"A100": 4, "T4": 1}))
+    assert {name: each.accelerator for name, each in chosen.items()} == {
+        "urgent": "A100",
+        "waits": "T4",
+    }
+
+
 def test_nodes_without_accelerators_are_counted_themselves() -> None:
     sizes = tuple(size(n, 10.0 * n, None, 0) for n in (1, 2, 4))
     jobs = [ElasticJob(id=name, sizes=sizes, remaining=3600.0) for name in "ab"]
