@@ -16,6 +16,7 @@ from cavvy.domain.goodput import (
     fit_step_times,
     guess_step_times,
 )
+from cavvy.domain.values import replace
 
 TIMES = StepTimes(
     compute_s=0.02,
@@ -55,6 +56,8 @@ def test_efficiency_is_that_of_the_gradient_noise_scale() -> None:
     # gradients without noise: a larger batch brings nothing
     calm = GradientNoise(batch=32, square=1.0, variance=0.0)
     assert calm.efficiency(64.0) == pytest.approx(0.5)
+    # an estimate of the variance may be negative
+    assert GradientNoise(batch=32, square=1.0, variance=-10.0).efficiency(64.0) == 0.5
 
 
 def test_noise_decides_how_far_the_batch_grows() -> None:
@@ -85,6 +88,9 @@ def test_one_replica_accumulates_two_parts_to_see_its_noise() -> None:
     assert batch is not None
     assert batch.samples * batch.parts > 32
     assert batch.parts >= 2
+    smallest = find_batch(TIMES, NOISE, replace(LIMITS, most=32), 1, 1)
+    assert smallest is not None
+    assert (smallest.samples, smallest.parts) == (32, 1)
 
 
 def see(nodes: int, replicas: int, samples: int) -> StepSeen:
@@ -110,6 +116,22 @@ def test_what_was_not_measured_is_assumed_to_be_fast() -> None:
     assert times.step_s(2, 8, 32) == pytest.approx(times.step_s(1, 1, 32), rel=1e-3)
     inside = fit_step_times([see(1, 1, 32), see(1, 2, 32)])
     assert inside.sync_s(2, 2) >= inside.sync_s(1, 2) > 0.002
+    assert times.overlap == 1, "nothing says that anything is hidden"
+    # half of the time is taken to depend on the number of samples
+    assert times.part_s(64) == pytest.approx(1.5 * times.part_s(32))
+
+
+def test_small_batches_count_as_much_as_large_ones() -> None:
+    points = [(1, 0.1), (2, 0.2), (100, 20.0)]
+    seen = [
+        StepSeen(nodes=1, replicas=1, samples=samples, part_s=part, step_s=part)
+        for samples, part in points
+    ]
+    assert fit_step_times(seen).part_s(1) == pytest.approx(0.1, rel=0.15)
+    # no time is negative: the best line that begins at 0 has this slope
+    assert fit_step_times([seen[0], replace(seen[1], samples=10, part_s=2.0, step_s=2.0)]).part_s(
+        1
+    ) == pytest.approx(0.12)
 
 
 def test_nothing_measured_is_an_error() -> None:
@@ -141,7 +163,8 @@ def test_another_type_is_guessed_by_its_speed() -> None:
     speeds = {"T4": 10.0, "A100": 40.0}
     guessed = guess_step_times({"T4": TIMES}, "A100", speeds)
     assert guessed is not None
-    assert guessed.step_s(2, 8, 64) == pytest.approx(TIMES.step_s(2, 8, 64) / 4)
+    for nodes in (1, 2):
+        assert guessed.step_s(nodes, 8, 64) == pytest.approx(TIMES.step_s(nodes, 8, 64) / 4)
     assert guess_step_times({"T4": TIMES}, "T4", speeds) is TIMES
     assert guess_step_times({}, "T4", speeds) is None
     assert guess_step_times({"T4": TIMES}, "H100", speeds) is None
