@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+pytest.importorskip("cavvy.capabilities.serving", reason="`cavvy call` is its command")
+
 from cavvy.capabilities.functions import apps_command, wire
 from cavvy.capabilities.serving import call_command
 from cavvy.cli.main import cli

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.public_data import data
 
+pytest.importorskip("cavvy.capabilities.serving", reason="simulates its rules")
+
 from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms
 from cavvy.capabilities.simulation.serving.comparison import bound_replica_hours
 from cavvy.capabilities.simulation.serving.requests import (

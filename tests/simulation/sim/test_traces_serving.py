@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.public_data import data
 
+pytest.importorskip("cavvy.capabilities.serving", reason="simulates its rules")
+
 from cavvy.capabilities.serving.autoscaler.placement import (
     PlacementPolicy,
     ReplicaPlacement,

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
+pytest.importorskip("cavvy.capabilities.serving", reason="simulates its rules")
+
 from cavvy.capabilities.serving.autoscaler.terms import ScalingTerms
 from cavvy.capabilities.simulation.serving.comparison import (
     MONTH_HOURS,

