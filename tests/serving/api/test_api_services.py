@@ -20,7 +20,9 @@ from cavvy.capabilities.serving.autoscaler.load import LoadRecord
 from cavvy.capabilities.serving.control import reconciler
 from cavvy.capabilities.serving.decide.service_figures import count_minute
 from cavvy.capabilities.serving.decide.traffic import ServiceTraffic
+from cavvy.capabilities.serving.gateway.extensions import UNCOUNTED, ServiceMeters
 from cavvy.capabilities.serving.keeper import find_requests
+from cavvy.capabilities.serving.routes import keys
 from cavvy.capabilities.serving.server.front import GatewayFront
 from cavvy.capabilities.serving.service_rows import services_of
 from cavvy.capabilities.serving.stored_services import StoredService
@@ -286,6 +288,26 @@ async def test_a_key_is_made_used_listed_and_revoked(api: Api) -> None:
     await until(api.app_state.control_plane.idle)  # no replica goes on
     for each in await api.app_state.store.audit_records():
         assert key not in each.text
+
+
+class CountingMeters(ServiceMeters):
+    counts_tokens = True
+
+
+async def test_a_key_has_no_limit_of_tokens_that_nothing_counts(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(api, TEXT.replace("port: 80", "port: 80, keys: true"))
+    for meters in (ServiceMeters, CountingMeters):
+        monkeypatch.setattr(keys, "find_meters", lambda found=meters: found)
+        answer = await api.http.post(f"{SERVICE}/keys", json={"tokens_per_min": 9})
+        told = answer.json()
+        if meters is CountingMeters:
+            assert answer.status_code == 201, told
+        else:
+            assert (answer.status_code, told["code"]) == (422, "invalid-request")
+            assert told["message"].startswith(f"`tokens_per_min`: {UNCOUNTED}")
+    assert len((await api.http.get(f"{SERVICE}/keys")).json()) == 1
 
 
 async def test_a_key_is_revoked_before_the_answer_though_the_gateway_is_not_reached(

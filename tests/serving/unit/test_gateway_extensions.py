@@ -1,12 +1,20 @@
 """What a capability adds to the gateway for each service: a meter, and a scorer of replicas."""
 
 from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
 from time import monotonic
 from typing import Any
 
 import pytest
 
-from cavvy.capabilities.serving.gateway.config import GatewayLimits, ReplicaAddress, ServiceRoute
+from cavvy.capabilities.serving.gateway.admission import _refuse_client
+from cavvy.capabilities.serving.gateway.client_keys import SERVICE_KEY
+from cavvy.capabilities.serving.gateway.config import (
+    ClientKey,
+    GatewayLimits,
+    ReplicaAddress,
+    ServiceRoute,
+)
 from cavvy.capabilities.serving.gateway.exchange import Exchange
 from cavvy.capabilities.serving.gateway.extensions import (
     ServiceMeters,
@@ -15,6 +23,8 @@ from cavvy.capabilities.serving.gateway.extensions import (
     find_scorer,
 )
 from cavvy.capabilities.serving.gateway.heads import HeadMemo
+from cavvy.capabilities.serving.gateway.own_answers import AnswerCode, OwnAnswer
+from cavvy.capabilities.serving.gateway.seams import ClientRequest
 from cavvy.capabilities.serving.gateway.service_queue import ServiceQueue
 from cavvy.frame import discover
 from cavvy.frame.capability import Capability
@@ -22,6 +32,10 @@ from cavvy.frame.discover import Found
 
 
 class OwnMeters(ServiceMeters): ...
+
+
+class CountingMeters(ServiceMeters):
+    counts_tokens = True
 
 
 class Anywhere:
@@ -81,6 +95,28 @@ def test_services_work_without_any(add: Callable[..., None]) -> None:
     assert choose(queue, b"y") == [0, 1, 0]
     assert queue.describe().tokens.answers == 0
     assert queue.routed is None
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_limit_of_tokens_that_nothing_counts_lets_no_request_pass(
+    add: Callable[..., None], counts: bool
+) -> None:
+    add(gateway_meters=f"{__name__}:{'Counting' if counts else 'Own'}Meters")
+    keys = [
+        ClientKey(id=name, sha256=sha256(f"{SERVICE_KEY}{name}".encode()).hexdigest(), **limits)
+        for name, limits in (("few", {"tokens_per_min": 9}), ("day", {"micros_per_day": 9}))
+    ]
+    route = ServiceRoute(name="s", keyed=True, keys=tuple(keys))
+    queue = ServiceQueue(route, HeadMemo(GatewayLimits()))
+    codes = {}
+    for key in keys:
+        fields = f"Host: a\r\nX-API-Key: {SERVICE_KEY}{key.id}\r\n\r\n"
+        head = queue.memo.parse_request(f"POST / HTTP/1.1\r\n{fields}".encode())
+        request = ClientRequest(None, head, monotonic(), b"")  # type: ignore[arg-type]  # unused
+        answer = _refuse_client(request, queue)
+        codes[key.id] = (answer.status, answer.code) if isinstance(answer, OwnAnswer) else None
+    refused = None if counts else (501, AnswerCode.NO_TOKENS)
+    assert codes == {"few": refused, "day": None}
 
 
 @pytest.mark.parametrize(("body", "expected"), [(b"y", [0, 0, 1]), (b"n", [0, 1, 0])])

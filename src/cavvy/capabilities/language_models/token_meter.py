@@ -140,6 +140,8 @@ _decode = msgspec.json.Decoder(_EngineRequest).decode
 class EngineTerms(ServiceMeters):
     """What meters know of the engine of a service."""
 
+    counts_tokens = True
+
     def __init__(self, route: ServiceRoute, hold_bytes: int, state: Path | None = None) -> None:
         self.models = route.models
         # whether a response may be another key's: what it continues must then be known

@@ -13,6 +13,7 @@ from cavvy.capabilities.serving.gateway.deferred import (
     ResultRequest,
 )
 from cavvy.capabilities.serving.gateway.exchange import Exchange
+from cavvy.capabilities.serving.gateway.extensions import UNCOUNTED
 from cavvy.capabilities.serving.gateway.fallbacks import Fallbacks
 from cavvy.capabilities.serving.gateway.heads import NO_LENGTH
 from cavvy.capabilities.serving.gateway.other_origins import (
@@ -201,6 +202,10 @@ def _refuse_client(request: ClientRequest, service: ServiceQueue) -> Answer | No
         if wait_s := service.keys.wait_s(key, request.arrived_at):
             text = f"the key {key_id} may make {key.per_s:g} requests a second"
             return _refuse_rate(service, text, wait_s)
+        if key.tokens_per_min is not None and not service.meters.counts_tokens:
+            service.refuse()
+            text = f"the key {key_id} may use so many tokens a minute, and {UNCOUNTED}"
+            return OwnAnswer(501, AnswerCode.NO_TOKENS, text)
         limit = service.limits.get(key_id)
         if limit is not None and (refused := limit.refuse_spent(time.time())):
             service.refuse()

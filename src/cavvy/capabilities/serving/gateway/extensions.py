@@ -20,11 +20,15 @@ from cavvy.capabilities.serving.loads import TokenTimes
 from cavvy.frame.capability import Capability
 from cavvy.frame.discover import load_all
 
+UNCOUNTED = "no capability of this installation counts tokens"
+
 
 class ServiceMeters:
     """The meters of one service's requests. `hold_bytes` are those of a body that may be held, and
     `state` is the folder for what outlives the process.
     """
+
+    counts_tokens = False  # whether limits of tokens are kept
 
     def __init__(self, route: ServiceRoute, hold_bytes: int, state: Path | None = None) -> None: ...
 

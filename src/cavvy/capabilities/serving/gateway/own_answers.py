@@ -80,6 +80,7 @@ class AnswerCode(StrEnum):
     ACCEPTED = "accepted"
     NO_RESULT = "no-such-result"
     INTERRUPTED = "interrupted"
+    NO_TOKENS = "tokens-uncounted"
 
 
 class ErrorForm(Enum):

@@ -19,6 +19,7 @@ from cavvy.api.tokens import hash_token, make_token
 from cavvy.api.wire import view
 from cavvy.capabilities.serving import wire
 from cavvy.capabilities.serving.gateway.client_keys import SERVICE_KEY
+from cavvy.capabilities.serving.gateway.extensions import UNCOUNTED, find_meters
 from cavvy.capabilities.serving.keeper import find_requests
 from cavvy.capabilities.serving.routes.services import ServicePath
 from cavvy.capabilities.serving.stored_services import (
@@ -118,6 +119,8 @@ def _check(ask: wire.ServiceKeyAsk) -> None:
         raise ApiProblem("invalid-request", "`burst` must be from 1 to 1,000,000")
     if ask.tokens_per_min is not None and not 1 <= ask.tokens_per_min <= _MOST:
         raise ApiProblem("invalid-request", f"`tokens_per_min` must be from 1 to {_MOST:,}")
+    if ask.tokens_per_min is not None and not find_meters().counts_tokens:
+        raise ApiProblem("invalid-request", f"`tokens_per_min`: {UNCOUNTED}; leave the limit out")
     if ask.micros_per_day is not None and not 1 <= ask.micros_per_day <= _MOST:
         raise ApiProblem("invalid-request", f"`micros_per_day` must be from 1 to {_MOST:,}")
     if not 0.01 <= ask.weight <= 100:
