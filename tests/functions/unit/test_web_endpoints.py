@@ -1,9 +1,14 @@
 """Web endpoints: how requests become arguments, and results answers."""
 
 import http.client
+import io
 import json
+import socket
+import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +69,37 @@ def answer(kind: str = "json", count: int = 3) -> Any:
         raise cavvy.WebError(404, "no such item")
     if kind == "broken":
         return broken()
-    return {"json": {"a": [1]}, "text": "ä", "bytes": b"\xff", "set": {1}}[kind]
+    if kind == "unopened":
+        return unopened()
+    if kind == "exit":
+        sys.exit(3)
+    if kind == "deep":
+        return nest(100_000)
+    return {
+        "json": {"a": [1]},
+        "text": "ä",
+        "bytes": b"\xff",
+        "set": {1},
+        "nan": nan,
+        "half": "\ud800",
+    }[kind]
 
 
 def broken() -> Iterator[int]:
     yield 1
     raise ValueError("a secret")
+
+
+def unopened() -> Iterator[int]:
+    raise FileNotFoundError("a secret")
+    yield 1
+
+
+def nest(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
 
 
 @pytest.fixture
@@ -115,10 +145,68 @@ def test_failures_are_answers_without_secrets(served: http.client.HTTPConnection
         post(served, "/?kind=broken")
 
 
+@pytest.mark.parametrize("kind", ["unopened", "exit", "deep", "nan", "half"])
+def test_what_cannot_be_sent_is_an_answer_too(
+    served: http.client.HTTPConnection, kind: str
+) -> None:
+    status, _, body = post(served, f"/?kind={kind}")
+    assert (status, b"secret" in body) == (500, False)
+    assert post(served, "/")[0] == 200
+
+
+def exchange(served: http.client.HTTPConnection, sent: bytes, *, ends: bool = True) -> bytes:
+    """Send bytes, and return all that is answered until the connection is closed."""
+    with socket.create_connection((served.host, served.port), timeout=30) as connection:
+        connection.sendall(sent)
+        if ends:
+            connection.shutdown(socket.SHUT_WR)
+        found = b""
+        while data := connection.recv(65536):
+            found += data
+    return found
+
+
+CHUNKED = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_half_a_body_is_not_handled(served: http.client.HTTPConnection) -> None:
+    found = exchange(served, b"POST /?kind=exit HTTP/1.1\r\nContent-Length: 9\r\n\r\nabc")
+    assert b" 400 " in found
+    assert b"only 3 of 9 bytes" in found
+    assert b" 400 " in exchange(served, CHUNKED + b"9\r\nabc")
+
+
+def test_odd_requests_are_answered(served: http.client.HTTPConnection) -> None:
+    found = exchange(served, b"POST http://[::1 HTTP/1.1\r\nHost: a\r\n\r\n", ends=False)
+    assert b" 400 " in found
+    found = exchange(served, b"POST /?kind=stream HTTP/1.0\r\n\r\n", ends=False)
+    assert found.endswith(b"\r\n\r\n0;1;2;")  # without chunks, which HTTP/1.0 does not know
+    trailers = CHUNKED + b"0\r\nA: b\r\nC: d\r\n\r\n"
+    assert exchange(served, trailers + trailers).count(b" 200 OK") == 2
+    assert b" 400 " in exchange(served, CHUNKED + b"0\r\n" + b"A: b\r\n" * 99, ends=False)
+
+
+def test_wsgi_apps_get_bodies_that_come_in_chunks() -> None:
+    started = list[str]()
+
+    def app(environ: dict[str, Any], start: Any) -> list[bytes]:
+        start("200 OK", [])
+        return [environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))]
+
+    def send(body: bytes) -> bytes:
+        environ = {"HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": io.BytesIO(body)}
+        return b"".join(web.make_wsgi(app)(environ, lambda status, _: started.append(status)))
+
+    assert send(b"3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n") == b"abcde"
+    send(b"9\r\nabc")
+    assert [each[:3] for each in started] == ["200", "400"]
+
+
 @pytest.mark.parametrize(
     "headers",
     [
         {"Content-Length": str(1 << 40)},
+        {"Content-Length": "9" * 5000},
         {"Content-Length": "-1"},
         {"Content-Length": "x"},
     ],
@@ -213,3 +301,20 @@ def test_wrong_options_are_refused(keys: dict[str, Any], told: str) -> None:
 )
 def test_apps_learn_the_path_that_the_gateway_took_off(told: str, prefix: str) -> None:
     assert web.read_prefix(told) == prefix
+
+
+def test_two_endpoints_are_not_one_service() -> None:
+    app = cavvy.App("site")
+    app.endpoint(name="my_score")(score)
+    app.endpoint(name="my_score")(score)  # its module was loaded again
+    with pytest.raises(InvalidArgument, match="would both be the service site-my-score"):
+        app.endpoint(name="My-Score")(answer)
+    with pytest.raises(InvalidArgument, match="two web endpoints my_score"):
+        app.endpoint(name="my_score")(answer)
+    assert app.endpoint()(partial(score, "a")).name == "partial"
+
+
+@pytest.mark.parametrize("status", [204, 99, 1000, "404", None])
+def test_an_error_has_the_status_of_one(status: Any) -> None:
+    with pytest.raises(InvalidArgument, match="no status"):
+        WebError(status, "no")

@@ -26,9 +26,12 @@ class WebRequest(NamedTuple):
 
 
 class WebError(CavvyError):
-    """Raised by an endpoint to answer with this status: `raise cavvy.WebError(404, "no such")`."""
+    """Raised by an endpoint to answer with this status, from 400 to 599: `raise
+    cavvy.WebError(404, "no such")`."""
 
     def __init__(self, status: int, message: str) -> None:
+        if not isinstance(status, int) or not 400 <= status <= 599:
+            raise InvalidArgument(f"WebError: {status!r} is no status of a failed request")
         super().__init__(message)
         self.status = status
 
@@ -40,7 +43,7 @@ class WebEndpoint:
         self, app: str, raw: Callable[..., Any], kind: str, method: str, keys: Mapping[str, Any]
     ) -> None:
         given = dict(keys)
-        self.name = str(given.pop("name", None) or raw.__name__)
+        self.name = str(given.pop("name", None) or getattr(raw, "__name__", type(raw).__name__))
         if method not in METHODS:
             hint = f"use one of {', '.join(METHODS)}"
             raise InvalidArgument(f"{self.name}: method={method!r} is no method of HTTP", hint)
@@ -64,6 +67,11 @@ class WebEndpoint:
         return f"<WebEndpoint {self.service}>"
 
 
+def _code_of(raw: Callable[..., Any]) -> object:
+    """Return what stays the same of a function whose module is loaded again."""
+    return getattr(raw, "__code__", raw)
+
+
 def make_endpoints(
     app: str, table: dict[str, WebEndpoint], kind: str, method: str, keys: Mapping[str, Any]
 ) -> Callable[[Callable[..., Any]], WebEndpoint]:
@@ -73,12 +81,15 @@ def make_endpoints(
         if not callable(raw) or inspect.isclass(raw):
             raise InvalidArgument(f"{raw!r} is no function", "put it above a function")
         made = WebEndpoint(app, raw, kind, method, keys)
-        known = table.get(made.name)
-        if known is not None and known.raw.__code__ is not raw.__code__:
-            raise InvalidArgument(
-                f"the app {app} has two web endpoints {made.name}",
-                'rename one of them, or pass name="..."',
-            )
+        for known in table.values():
+            if known.service == made.service and _code_of(known.raw) is not _code_of(raw):
+                raise InvalidArgument(
+                    f"the app {app} has two web endpoints {made.name}"
+                    if known.name == made.name
+                    else f"the web endpoints {known.name} and {made.name} of the app {app} would "
+                    f"both be the service {made.service}",
+                    'rename one of them, or pass name="..."',
+                )
         table[made.name] = made
         return made
 

@@ -6,6 +6,7 @@ own code, and listens on the port in the variable PORT.
 
 import asyncio
 import inspect
+import io
 import json
 import os
 import re
@@ -29,8 +30,11 @@ from cavvy.capabilities.functions.web import WebEndpoint, WebError, WebRequest
 PROBE = "/-/ready"
 _MOST_BODY = 16 << 20  # bytes
 _MOST_LINE = 1024  # bytes of the size of a chunk
+_MOST_TRAILERS = 64
+_LENGTH, _CHUNK = re.compile(r"[0-9]{1,12}"), re.compile(rb"[0-9a-fA-F]{1,8}")
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
 _QUEUE = 128  # connections of a burst
+_END: Any = object()  # of a stream
 _JSON, _LINES = "application/json", "application/jsonl"
 _TEXT, _BYTES = "text/plain; charset=utf-8", "application/octet-stream"
 
@@ -45,6 +49,10 @@ class EndpointServer(ThreadingHTTPServer):
         self.endpoint = endpoint
         self.kinds = find_kinds(endpoint.raw)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # the caller has gone
+            super().handle_error(request, client_address)
+
 
 class EndpointHandler(BaseHTTPRequestHandler):
     """One connection."""
@@ -53,87 +61,109 @@ class EndpointHandler(BaseHTTPRequestHandler):
     server: EndpointServer
 
     def handle_request(self) -> None:
-        parts = urlsplit(self.path)
-        if parts.path == PROBE:
-            self._answer(200, _TEXT, b"ready\n")
-            return
-        endpoint = self.server.endpoint
         try:
-            body = self._read_body()
-            if parts.path != "/":
-                raise WebError(404, f"{parts.path} is not here: the endpoint is at /")
-            if self.command != endpoint.method:
-                raise WebError(405, f"{endpoint.name} answers {endpoint.method}")
-            query = dict(parse_qsl(parts.query, keep_blank_values=True))
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            request = WebRequest(self.command, parts.path, query, headers, body)
-            arguments = bind_request(endpoint.raw, self.server.kinds, request)
-            result = call_endpoint(endpoint.raw, arguments)
-        except WebError as error:
-            self._fail(error.status, error.message)
-        except Exception as error:  # noqa: BLE001 - the code raises anything
-            traceback.print_exception(error)
-            self._fail(500, f"{endpoint.name} raised {type(error).__name__}; its log says more")
+            result = self._call()
+        except BaseException as error:  # noqa: BLE001 - the code raises anything, and may exit
+            self._fail(error)
         else:
             self._send(result)
 
     do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = do_OPTIONS = handle_request
 
+    def _call(self) -> object:
+        """Return the result of the endpoint. Raises what the code raises, and WebError."""
+        try:
+            parts = urlsplit(self.path)
+        except ValueError as error:
+            self.close_connection = True
+            raise WebError(400, f"the address is not valid: {error}") from None
+        if parts.path == PROBE:
+            return "ready\n"
+        endpoint = self.server.endpoint
+        body = self._read_body()
+        if parts.path != "/":
+            raise WebError(404, f"{parts.path} is not here: the endpoint is at /")
+        if self.command != endpoint.method:
+            raise WebError(405, f"{endpoint.name} answers {endpoint.method}")
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = WebRequest(self.command, parts.path, query, headers, body)
+        arguments = bind_request(endpoint.raw, self.server.kinds, request)
+        return call_endpoint(endpoint.raw, arguments)
+
     def _send(self, result: object) -> None:
         if inspect.isgenerator(result):
             self._stream(result)
-        elif isinstance(result, bytes | str):
-            kind = _TEXT if isinstance(result, str) else _BYTES
-            self._answer(200, kind, result.encode() if isinstance(result, str) else result)
+            return
+        try:
+            kind, data = write_result(result)
+        except (TypeError, ValueError, RecursionError) as error:
+            traceback.print_exception(error)
+            name = self.server.endpoint.name
+            self._tell(500, f"the result of {name} is neither JSON nor UTF-8: {error}")
         else:
-            try:
-                data = json.dumps(result).encode()
-            except (TypeError, ValueError) as error:
-                traceback.print_exception(error)
-                self._fail(500, f"the result of {self.server.endpoint.name} is no JSON: {error}")
-                return
-            self._answer(200, _JSON, data)
+            self._answer(200, kind, data)
 
-    def _stream(self, values: Iterable[object]) -> None:
+    def _stream(self, values: Iterator[object]) -> None:
         """Send each value as soon as it is there: texts and bytes as they are, others as lines of
         JSON."""
         begun = False
-        try:
-            for each in values:
-                data = write_piece(each)
+        while True:
+            try:
+                each = next(values, _END)
+                data = b"" if each is _END else write_piece(each)
+            except BaseException as error:  # noqa: BLE001 - the code raises anything
                 if not begun:
+                    self._fail(error)
+                    return
+                if not isinstance(error, WebError):
+                    traceback.print_exception(error)
+                self.close_connection = True  # without an end, the caller sees that some is missing
+                return
+            try:
+                if not begun:
+                    self._begin_stream(each)
                     begun = True
-                    kind = _LINES
-                    if isinstance(each, str | bytes):
-                        kind = _TEXT if isinstance(each, str) else _BYTES
-                    self.send_response(200)
-                    self.send_header("Content-Type", kind)
-                    self.send_header("Transfer-Encoding", "chunked")
-                    self.end_headers()
-                if data:
-                    self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
-        except WebError as error:
-            if not begun:
-                self._fail(error.status, error.message)
+                if data or each is _END:
+                    self._send_piece(data)
+            except OSError:
+                self.close_connection = True  # the caller has gone
                 return
-            self.close_connection = True  # without an end, the caller sees that some is missing
-        except OSError:
-            self.close_connection = True  # the caller has gone
-        except Exception as error:  # noqa: BLE001 - the code raises anything
-            traceback.print_exception(error)
-            if not begun:
-                name = type(error).__name__
-                self._fail(500, f"{self.server.endpoint.name} raised {name}; its log says more")
+            if each is _END:
                 return
+
+    def _begin_stream(self, first: object) -> None:
+        kind = _LINES
+        if isinstance(first, str | bytes) or first is _END:
+            kind = _BYTES if isinstance(first, bytes) else _TEXT
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        if self._is_old:
             self.close_connection = True
         else:
-            if begun:
-                self.wfile.write(b"0\r\n\r\n")
-            else:
-                self._answer(200, _TEXT, b"")
+            self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
 
-    def _fail(self, status: int, message: str) -> None:
-        data = json.dumps({"error": message}).encode() + b"\n"
+    def _send_piece(self, data: bytes) -> None:
+        """Send a part of a stream; b"" is its end."""
+        self.wfile.write(data if self._is_old else b"%x\r\n%s\r\n" % (len(data), data))
+
+    @property
+    def _is_old(self) -> bool:
+        """Whether the caller knows no chunks: its answer ends with the connection."""
+        return self.request_version == "HTTP/1.0"
+
+    def _fail(self, error: BaseException) -> None:
+        """Answer that the code has raised this."""
+        if isinstance(error, WebError):
+            self._tell(error.status, error.message)
+            return
+        traceback.print_exception(error)
+        name = self.server.endpoint.name
+        self._tell(500, f"{name} raised {type(error).__name__}; its log says more")
+
+    def _tell(self, status: int, message: object) -> None:
+        data = json.dumps({"error": message}, default=str).encode() + b"\n"
         self._answer(status, _JSON, data)
 
     def _answer(self, status: int, kind: str, data: bytes) -> None:
@@ -148,30 +178,13 @@ class EndpointHandler(BaseHTTPRequestHandler):
 
     def _read_body(self) -> bytes:
         """Return the body. Raises WebError."""
-        if "chunked" in self.headers.get("Transfer-Encoding", "").lower():
-            return self._read_chunks()
-        text = self.headers.get("Content-Length", "0")
-        if not text.isdecimal() or int(text) > _MOST_BODY:
-            self.close_connection = True
-            raise WebError(413, f"a body has at most {_MOST_BODY:,} bytes")
-        return self.rfile.read(int(text))
-
-    def _read_chunks(self) -> bytes:
-        body = bytearray()
-        while True:
-            text = self.rfile.readline(_MOST_LINE).partition(b";")[0].strip()
-            try:
-                size = int(text, 16)
-            except ValueError:
-                self.close_connection = True
-                raise WebError(400, "a chunk of the body has no size") from None
-            if size < 0 or len(body) + size > _MOST_BODY:
-                self.close_connection = True
-                raise WebError(413, f"a body has at most {_MOST_BODY:,} bytes")
-            body += self.rfile.read(size)
-            self.rfile.readline(_MOST_LINE)
-            if not size:
-                return bytes(body)
+        length = self.headers.get("Content-Length", "0")
+        is_chunked = "chunked" in self.headers.get("Transfer-Encoding", "").lower()
+        try:
+            return read_chunks(self.rfile) if is_chunked else read_whole(self.rfile, length)
+        except WebError:
+            self.close_connection = True  # where the next request begins is not known
+            raise
 
     def log_message(self, format: str, *args: object) -> None:
         """The gateway counts requests; the log stays short."""
@@ -187,11 +200,55 @@ class _QuietHandler(WSGIRequestHandler):
         """The gateway counts requests."""
 
 
-def write_piece(value: object) -> bytes:
-    """Return a value of a stream as bytes."""
+def read_whole(file: io.BufferedIOBase, length: str) -> bytes:
+    """Return a body of this length. Raises WebError."""
+    if not _LENGTH.fullmatch(length) or int(length) > _MOST_BODY:
+        raise WebError(413, f"a body has at most {_MOST_BODY:,} bytes")
+    return _read_exactly(file, int(length))
+
+
+def read_chunks(file: io.BufferedIOBase) -> bytes:
+    """Return a body that comes in chunks. Raises WebError."""
+    body = bytearray()
+    while True:
+        text = file.readline(_MOST_LINE).partition(b";")[0].strip()
+        if not _CHUNK.fullmatch(text):
+            raise WebError(400, "a chunk of the body has no size")
+        size = int(text, 16)
+        if len(body) + size > _MOST_BODY:
+            raise WebError(413, f"a body has at most {_MOST_BODY:,} bytes")
+        if not size:
+            break
+        body += _read_exactly(file, size)
+        file.readline(_MOST_LINE)
+    for _ in range(_MOST_TRAILERS):
+        if not file.readline(_MOST_LINE).strip():
+            return bytes(body)
+    raise WebError(400, "the body has too many trailers")
+
+
+def _read_exactly(file: io.BufferedIOBase, size: int) -> bytes:
+    """Raises WebError: a caller that has gone must not get half of its body handled."""
+    data = file.read(size)
+    if len(data) < size:
+        raise WebError(400, f"the body has only {len(data):,} of {size:,} bytes")
+    return data
+
+
+def write_result(value: object) -> tuple[str, bytes]:
+    """Return the content type of a result, and its bytes. Raises TypeError, ValueError,
+    RecursionError."""
     if isinstance(value, bytes):
-        return value
-    return value.encode() if isinstance(value, str) else json.dumps(value).encode() + b"\n"
+        return _BYTES, value
+    if isinstance(value, str):
+        return _TEXT, value.encode()
+    return _JSON, json.dumps(value, allow_nan=False).encode()
+
+
+def write_piece(value: object) -> bytes:
+    """Return a value of a stream as bytes. Raises as `write_result`."""
+    kind, data = write_result(value)
+    return data + b"\n" if kind == _JSON else data
 
 
 def find_kinds(raw: Callable[..., Any]) -> dict[str, Any]:
@@ -257,19 +314,33 @@ def read_prefix(text: str) -> str:
     return text.rstrip("/") if re.fullmatch(r"(/[\w.~-]+)+/?", text, re.ASCII) else ""
 
 
-def serve_wsgi(app: Callable[..., Any], port: int) -> None:
-    """Serve an app of WSGI, each request in a thread."""
+def make_wsgi(app: Callable[..., Any]) -> Callable[..., Iterable[bytes]]:
+    """Return the app as a server of wsgiref calls it: with an answer to probes, and with whole
+    bodies."""
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ.get("PATH_INFO") == PROBE:
             start("200 OK", [("Content-Type", "text/plain")])
             return iter([b"ready\n"])
         environ["SCRIPT_NAME"] = read_prefix(environ.get("HTTP_X_FORWARDED_PREFIX", ""))
+        if "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower():  # wsgiref reads none
+            try:
+                body = read_chunks(environ["wsgi.input"])
+            except WebError as error:
+                start(f"{error.status} Refused", [("Content-Type", _TEXT)])
+                return iter([f"{error.message}\n".encode()])
+            del environ["HTTP_TRANSFER_ENCODING"]
+            environ["wsgi.input"], environ["CONTENT_LENGTH"] = io.BytesIO(body), str(len(body))
         found: Iterator[bytes] = app(environ, start)
         return found
 
+    return answer
+
+
+def serve_wsgi(app: Callable[..., Any], port: int) -> None:
+    """Serve an app of WSGI, each request in a thread."""
     server = _ThreadingWsgiServer(("127.0.0.1", port), _QuietHandler)
-    server.set_app(answer)
+    server.set_app(make_wsgi(app))
     server.serve_forever()
 
 
