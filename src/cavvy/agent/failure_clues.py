@@ -43,6 +43,10 @@ _IGNORED = (
     "files that .gitignore or .cavvyignore excludes are not submitted, and paths are relative to "
     "the submitted folder"
 )
+_OWN_PACKAGE = (
+    "`uses: [cavvy-VERSION-py3-none-any.whl]` in `setup` brings it along, and `pip install "
+    "./cavvy-VERSION-py3-none-any.whl` installs it, with the version that `cavvy --version` prints"
+)
 _MISSING_FILE = re.compile(
     rb"(?:can't open file|No such file or directory:|cannot open) '?([^'\n:]+)"
     rb"|(?:^|[\s:])([^\s:']+): No such file or directory",
@@ -249,6 +253,8 @@ def _explain_module(name: str, work: WorkConfig, path: str, empty: bool) -> str:
         text = f"the job's own Python environment, which `setup` fills, has no module {name}"
     else:
         text = f"{_find_python(work, path)} has no module {name}"
+    if name == "cavvy":  # an index may have another project under this name
+        return f"{text}: {_OWN_PACKAGE}"
     text += ": `pip install PACKAGE` in `setup` installs one for the job"
     if work.path and not (work.image or work.setup):
         text += ", or submit the job from a shell in which the environment with it is active"

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import io
 import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
 MODULES = ("train", "readers")  # these modules import no other module of Cavvy
+_LOG = ("__init__", "curves", "errors", "examples")  # of `sdk`: what `cavvy.log` needs
 NAME = f"cavvy-{cavvy.__version__}-py3-none-any.whl"
+_WHEEL = re.compile(r"cavvy-[\w.+]+-py3-none-any\.whl")  # of this or of another version
 
 
 def is_added(uses: Sequence[str] | None, folder: Path) -> bool:
@@ -58,6 +61,8 @@ def make_wheel(about: "Distribution") -> bytes | None:
         return None
     root = Path(cavvy.__file__).parent
     sources = [root / "__init__.py", root / "py.typed"]
+    sources += [root / "sdk" / f"{name}.py" for name in _LOG]
+    sources += root.glob("frame/*.py")
     sources += [each for module in MODULES for each in root.glob(f"{module}/**/*.py")]
     files = {
         f"cavvy/{each.relative_to(root).as_posix()}": each.read_bytes() for each in sorted(sources)
@@ -121,6 +126,11 @@ def explain_unused(paths: Collection[str], uses: Sequence[str]) -> list[tuple[st
 def _suggest(use: str, paths: Collection[str]) -> str:
     if any(letter in use for letter in "*?["):
         return "patterns are not supported: list the files, or their folder"
+    if _WHEEL.fullmatch(use):
+        return (
+            f"this Cavvy adds its own package as `{NAME}`: write this name, here and where `setup` "
+            "installs it"
+        )
     close = nearest(os.path.basename(use), {os.path.basename(path) for path in paths})
     found = (
         next((path for path in sorted(paths) if os.path.basename(path) == close), None)

@@ -112,6 +112,9 @@ def test_a_missing_module_names_the_python_that_ran(tmp_path: Path) -> None:
     assert "which `setup` fills, has no module torch" in explain(error, setup="true")
     assert "the image pytorch/pytorch has no" in explain(error, image="pytorch/pytorch")
     assert "has no module pkg" in explain("/usr/bin/python3: No module named pkg.train\n")
+    own = explain("ModuleNotFoundError: No module named 'cavvy'\n", setup="true")
+    assert "`uses: [cavvy-VERSION-py3-none-any.whl]` in `setup` brings it along" in own
+    assert "PACKAGE" not in own, "an index may have another project under this name"
 
 
 @pytest.mark.parametrize(

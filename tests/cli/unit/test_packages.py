@@ -41,6 +41,14 @@ def test_nothing_tells_people_to_install_cavvy_from_an_index() -> None:
     }
     assert len(texts) > 500
     assert [str(each) for each, text in texts.items() if said.search(text)] == []
+    # `cavvy init` writes the wheel instead, where no index has brought this Cavvy
+    listed = [
+        each.parent
+        for each, text in texts.items()
+        if each.suffix == ".txt" and re.search(r"(?m)^cavvy\b", text)
+    ]
+    templates = ROOT / "src/cavvy/capabilities/templates"
+    assert [str(each) for each in listed if not each.is_relative_to(templates)] == []
     for wrong in ("pip install cavvy", "pip install 'cavvy[aws]'", "pip install --upgrade cavvy"):
         assert said.search(wrong), wrong
 

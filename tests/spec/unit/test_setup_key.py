@@ -10,7 +10,7 @@ from cavvy.control.agents.work import setup_key
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.tasks import TaskSpec, Workdir
 from cavvy.domain.values import replace
-from cavvy.spec.uses import explain_unused, is_used
+from cavvy.spec.uses import NAME, explain_unused, is_used
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 FILES = {"requirements.txt": "torch", "train.py": "x", "src/pkg/a.c": "int a;", "src/pkgs": "no"}
@@ -107,3 +107,5 @@ def test_what_no_file_answers_to_is_explained() -> None:
     assert hint.startswith("did you mean `requirements.txt`?")
     [(_, hint)] = explain_unused(FILES, ("*.txt",))
     assert hint.startswith("patterns are not supported")
+    [(_, hint)] = explain_unused(FILES, ("cavvy-0.0.9-py3-none-any.whl",))
+    assert hint.startswith(f"this Cavvy adds its own package as `{NAME}`")

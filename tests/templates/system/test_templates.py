@@ -131,7 +131,11 @@ def test_a_template_brings_what_no_index_has(tmp_path: Path) -> None:
         str(tmp_path / "lib"),
     ]
     subprocess.run([*pip, "-r", "requirements.txt"], cwd=folder, check=True, timeout=120)
-    text = "import cavvy, cavvy.train, cavvy.readers; print(cavvy.__file__)"
+    text = (
+        "import cavvy, cavvy.train, cavvy.readers; print(cavvy.__file__); "
+        "cavvy.log({'loss': 0.5, 'answer': cavvy.Text('a')}, step=1); "
+        "assert not hasattr(cavvy, 'nothing')"
+    )
     env = {**ENV, "PYTHONPATH": str(tmp_path / "lib")}
     said = subprocess.run(
         [sys.executable, "-c", text],
