@@ -189,8 +189,11 @@ class JobListing(Answer, frozen=True, kw_only=True):
     queue_position: int | None = None
     queue_ahead: dict[str, int] = {}
     estimated_start: EstimatedStart | None = None
-    # for an array in a list in which arrays are one row: the number of its jobs in each phase
+    # for an array or a service in a list in which they are one row: the number of its jobs in each
+    # phase
     members: dict[str, int] = {}
+    # for a service in such a list: its name. The other values are those of its newest replica
+    service: str = ""
 
 
 class JobPage(Answer, frozen=True, kw_only=True):

@@ -3,15 +3,25 @@
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
 from cavvy.domain.arrays import StoredArray
 from cavvy.domain.jobs import JobPhase
+from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.values import Struct
 from cavvy.store.accounts import in_projects
 from cavvy.store.base import JobSummary, ProjectFilter
-from cavvy.store.documents import to_micros
+from cavvy.store.documents import to_micros, to_time
+
+_DIGITS = "0123456789"
+# A replica is named SERVICE.NUMBER, as no other job is but members of arrays.
+_SERVICE = (
+    f"CASE WHEN RTRIM(name, '{_DIGITS}') <> RTRIM(name, '.{_DIGITS}') "
+    f"AND REPLACE(tags, '\"{SERVICE_TAG}\":', '') <> tags "
+    f"THEN project || '/' || RTRIM(name, '{_DIGITS}') END"
+)
 
 
 class JobOrder(StrEnum):
@@ -30,7 +40,8 @@ class JobSearch(Struct, frozen=True, kw_only=True):
     """The wanted jobs. Empty conditions are none. `text` is a part of the name, the ID or a tag;
     `jobs` are names or IDs; `tag` is a tag's name or NAME=VALUE; `accelerators` are the names of
     those that the newest attempt has, or that a job without an attempt asks for; the period is that
-    of the submission. With `arrays`, the newest found member stands for its array or group.
+    of the submission. With `arrays`, the newest found member stands for its array or group, and the
+    newest found replica for its service.
     """
 
     projects: ProjectFilter = None
@@ -50,17 +61,78 @@ class JobSearch(Struct, frozen=True, kw_only=True):
     arrays: bool = False
 
 
+class MatchedService(Struct, frozen=True, kw_only=True):
+    """The found replicas of a service: how many are in each phase, when the first one was
+    submitted, when the phase of one last changed, and what they have cost."""
+
+    name: str
+    counts: dict[str, int]
+    submitted_at: datetime
+    since: datetime
+    spent_micros: int
+
+
 class FoundJobs(Struct, frozen=True, kw_only=True):
     """One page of the jobs that a search found, and the number of all of them. `arrays` are those
-    for which jobs stand, by the jobs' IDs."""
+    for which jobs stand, by the jobs' IDs, and so are `services`."""
 
     jobs: Sequence[JobSummary]
     total: int
     arrays: Mapping[str, StoredArray] = {}
+    services: Mapping[str, MatchedService] = {}
 
 
 def find_condition(search: JobSearch) -> tuple[str, tuple[object, ...]]:
     """Return the SQL condition on rows of `jobs`, and its values."""
+    found, values = _find_matches(search)
+    if search.arrays:
+        one = f"SELECT MAX(id) FROM jobs WHERE {found} GROUP BY COALESCE(array_id, {_SERVICE}, id)"
+        found = f"id IN ({one})"
+    return found, values
+
+
+def count_replicas(search: JobSearch, shown: Sequence[JobSummary]) -> tuple[str, Sequence[object]]:
+    """Return the SQL, and its values, that counts the found replicas of the services for which
+    jobs stand: each row has a service's project and name, a phase, and what replicas of this phase
+    have together. The SQL is empty if no job stands for a service."""
+    keys = [
+        f"{each.project}/{each.name.rstrip(_DIGITS)}"
+        for each in shown
+        if "." in each.name and SERVICE_TAG in each.tags
+    ]
+    if not keys:
+        return "", ()
+    found, values = _find_matches(search)
+    sql = (
+        f"SELECT {_SERVICE} AS service, phase, COUNT(*), MIN(submitted_at), MAX(since), SUM(spent) "
+        f"FROM jobs WHERE {found} AND array_id IS NULL AND {_SERVICE} IN ({_marks(keys)}) "
+        "GROUP BY service, phase"
+    )
+    return sql, (*values, *keys)
+
+
+def add_replicas(
+    shown: Sequence[JobSummary], rows: Sequence[Sequence[Any]]
+) -> dict[str, MatchedService]:
+    """Return the services for which jobs stand, by the jobs' IDs, from the rows of
+    `count_replicas`."""
+    found: dict[str, MatchedService] = {}
+    for job in shown:
+        key = f"{job.project}/{job.name.rstrip(_DIGITS)}"
+        own = [each for each in rows if each[0] == key]
+        if own:
+            found[job.id] = MatchedService(
+                name=job.tags[SERVICE_TAG],
+                counts={phase: count for _, phase, count, *_ in own},
+                submitted_at=to_time(min(each[3] for each in own)),
+                since=to_time(max(each[4] for each in own)),
+                spent_micros=int(sum(each[5] for each in own)),
+            )
+    return found
+
+
+def _find_matches(search: JobSearch) -> tuple[str, tuple[object, ...]]:
+    """Return the condition on each job."""
     own, projects = in_projects("project", search.projects)
     conditions: list[str] = ["removed IS NULL", own]
     values: list[object] = [*projects]
@@ -102,11 +174,7 @@ def find_condition(search: JobSearch) -> tuple[str, tuple[object, ...]]:
         add("submitted_at >= ?", to_micros(search.since))
     if search.until is not None:
         add("submitted_at < ?", to_micros(search.until))
-    found = " AND ".join(conditions)
-    if search.arrays:
-        one = f"SELECT MAX(id) FROM jobs WHERE {found} GROUP BY COALESCE(array_id, id)"
-        found = f"id IN ({one})"
-    return found, tuple(values)
+    return " AND ".join(conditions), tuple(values)
 
 
 def find_order(search: JobSearch, now: datetime) -> str:

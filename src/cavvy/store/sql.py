@@ -58,7 +58,14 @@ from cavvy.store.drivers import (
 )
 from cavvy.store.figures import SqlFigures
 from cavvy.store.held import HeldReader
-from cavvy.store.job_search import FoundJobs, JobSearch, find_condition, find_order
+from cavvy.store.job_search import (
+    FoundJobs,
+    JobSearch,
+    add_replicas,
+    count_replicas,
+    find_condition,
+    find_order,
+)
 from cavvy.store.leases import FENCE, begin_fenced
 from cavvy.store.maintenance import SqlMaintenance
 from cavvy.store.meters import SqlMeters
@@ -445,7 +452,9 @@ class Store:
         rows = await self._rows(sql, *values, search.limit, search.offset)
         jobs = [SUMMARIES.make(row) for row in rows]
         arrays = await self.arrays.find_of([each.id for each in jobs]) if search.arrays else {}
-        return FoundJobs(jobs=jobs, total=total, arrays=arrays)
+        counting, given = count_replicas(search, jobs) if search.arrays else ("", ())
+        services = add_replicas(jobs, await self._rows(counting, *given)) if counting else {}
+        return FoundJobs(jobs=jobs, total=total, arrays=arrays, services=services)
 
     async def count_jobs(
         self, project: ProjectFilter, phases: Collection[JobPhase] = ()

@@ -166,9 +166,9 @@ def test_a_stopped_job_names_the_cause() -> None:
 
 
 def test_a_replica_and_a_machine_are_linked() -> None:
-    job = detail("chat-1", machine="box")
+    job = detail("chat.1", machine="box")
     answers = job_answers(job) | {"/v1/services": [served("chat", replica(job=job.id))]}
-    text = sign_in(CannedClient(answers)).get("/jobs/default/chat-1").text
+    text = sign_in(CannedClient(answers)).get("/jobs/default/chat.1").text
     assert '<a href="/services/default/chat">chat</a>' in text
     assert '<a href="/machines#machine-default-box">box</a>' in text
 

@@ -185,8 +185,8 @@ def test_a_row_shows_hardware_duration_phase_and_links() -> None:
 
 
 def test_a_replica_is_linked_to_its_service_which_is_asked_for_once_a_minute() -> None:
-    found = [served("chat", replica(job="id-chat-1"))]
-    client = CannedClient(answers(listing("chat-1"), listing("train"), **{"/v1/services": found}))
+    found = [served("chat", replica(job="id-chat.1"))]
+    client = CannedClient(answers(listing("chat.1"), listing("train"), **{"/v1/services": found}))
     browser = sign_in(client)
     for _ in range(3):
         text = browser.get("/jobs").text
@@ -195,12 +195,37 @@ def test_a_replica_is_linked_to_its_service_which_is_asked_for_once_a_minute() -
     assert client.asked.count("GET /v1/projects") == 1
 
 
+def test_a_service_is_one_row_and_is_stopped_as_one() -> None:
+    counts = {"running": 2, "done": 1}
+    rows = [
+        listing("chat", id="j3", service="chat", members=counts, reason="2 running, 1 done"),
+        listing("old", id="j9", service="old", members={"done": 4}, phase="done"),
+    ]
+    found = [served("chat", replica(job="j3"))]
+    ends = {"DELETE /v1/projects/default/services/chat": found[0]}
+    client = CannedClient(answers(*rows, **{"/v1/services": found}, **ends))
+    browser = sign_in(client)
+    page = browser.get("/jobs").text
+    assert '<a href="/services/default/chat">chat</a>' in page
+    assert "tag=service=old" in page, "a service that has ended has no page"
+    assert "/services/default/old" not in page
+    assert 'name="service" value="default/chat"' in page
+    posted = browser.post("/jobs", data={"service": "default/chat", "do": "stop"})
+    assert posted.status_code == 200
+    assert "DELETE /v1/projects/default/services/chat" in client.asked
+    for action, said in (("remove", "only be stopped here"), ("compare", "cannot be compared")):
+        asked = len(client.asked)
+        refused = browser.post("/jobs", data={"service": "default/chat", "do": action}).text
+        assert said in refused
+        assert not [each for each in client.asked[asked:] if not each.startswith("GET")]
+
+
 def test_users_do_not_share_what_the_console_keeps() -> None:
     who = {"/v1/whoami": WhoAmIView(account="ada", roles=[])}
-    found = [served("a", replica(job="id-a-1"))]
+    found = [served("a", replica(job="id-a.1"))]
     clients = {
-        "first": CannedClient(answers(listing("a-1"), **who | {"/v1/services": found})),
-        "second": CannedClient(answers(listing("a-1"), **who | {"/v1/services": []})),
+        "first": CannedClient(answers(listing("a.1"), **who | {"/v1/services": found})),
+        "second": CannedClient(answers(listing("a.1"), **who | {"/v1/services": []})),
     }
     access = EachUser(clients.__getitem__)
     pages = []

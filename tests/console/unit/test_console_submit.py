@@ -99,7 +99,7 @@ def test_a_task_starts_from_an_earlier_job_but_not_from_an_array_or_a_replica() 
         listing("train", id="new"),
         listing("sweep", id="id-s", members={"done": 3}),
         listing("train", id="old"),
-        listing("chat-1", id="id-1"),
+        listing("chat.1", id="id-1"),
         listing("eval", id="id-e"),
     ]
     found = {

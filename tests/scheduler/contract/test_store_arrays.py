@@ -55,6 +55,41 @@ async def test_the_members_are_jobs_with_their_own_names_and_variables(store: St
     assert await store.snapshots() == {"a" * 64}
 
 
+async def test_a_service_is_one_of_the_found_jobs(store: Store) -> None:
+    for number, (name, tags) in enumerate(
+        (
+            ("chat.1", {"kind": "x", "service": "chat"}),
+            ("chat.2", {"service": "chat"}),
+            ("chat.10", {"service": "chat"}),
+            ("other.1", {"service": "other"}),
+            ("tagged", {"service": "chat"}),  # a job with a tag of this name
+            ("chat", {}),
+        )
+    ):
+        task = TaskSpec(name=name, run="true", tags=tags)
+        job = make_job(f"j{number}", name=name, task=task)
+        await store.submit(job, make_event(job))
+    await Spec().submit(store)
+    found = await store.search_jobs(JobSearch(arrays=True), NOW)
+    names = {each.name for each in found.jobs}
+    assert names == {"chat.10", "other.1", "tagged", "chat", "train.2"}
+    assert found.total == 5
+    services = {each.name: found.services.get(each.id) for each in found.jobs}
+    chat, other = services["chat.10"], services["other.1"]
+    assert chat is not None
+    assert (chat.name, chat.counts, chat.spent_micros) == ("chat", {"queued": 3}, 0)
+    assert other is not None
+    assert (other.name, other.counts) == ("other", {"queued": 1})
+    assert len(found.services) == 2
+    tagged = await store.search_jobs(JobSearch(arrays=True, tag="kind"), NOW)
+    assert [each.name for each in tagged.jobs] == ["chat.1"]
+    assert [each.counts for each in tagged.services.values()] == [{"queued": 1}]
+    alone = await store.search_jobs(JobSearch(), NOW)
+    assert (alone.services, alone.total) == ({}, 9)
+    ended = await store.search_jobs(JobSearch(arrays=True, phases=(JobPhase.DONE,)), NOW)
+    assert (ended.services, ended.total) == ({}, 0)
+
+
 async def test_an_array_is_one_of_the_found_jobs(store: Store) -> None:
     await Spec().submit(store)
     alone = make_job("j9", name="alone", user="bob")

@@ -68,7 +68,10 @@ CursorQuery = Annotated[
     str | None,
     Query(max_length=200, description="The cursor from the previous page."),
 ]
-ArraysQuery = Annotated[bool, Query(description="List each array as one row, instead of its jobs.")]
+ArraysQuery = Annotated[
+    bool,
+    Query(description="List each array as one row, instead of its jobs; searches: services, too."),
+]
 LimitQuery = Annotated[int, Query(ge=1, le=500)]
 TextQuery = Annotated[str, Query(max_length=200, pattern=r"^[^\x00]*$")]
 _MOST_SKIPPED = 1_000_000  # jobs before a page
@@ -330,7 +333,11 @@ async def search(
     )
     found = await app_state.store.search_jobs(wanted, app_state.now())
     rows = [
-        views.array_row(found.arrays[row.id]) if row.id in found.arrays else row
+        views.array_row(found.arrays[row.id])
+        if row.id in found.arrays
+        else views.service_row(row, found.services[row.id])
+        if row.id in found.services
+        else row
         for row in await _list_rows(app_state, found.jobs)
     ]
     page = wire.JobPage(jobs=rows, cursor=None)

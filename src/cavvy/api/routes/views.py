@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Raw
 from msgspec.json import Encoder
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from cavvy.api.wire import view
 from cavvy.client import wire
@@ -40,6 +40,7 @@ from cavvy.planner.deadline.forecast import Forecast
 from cavvy.planner.markets import MarketRecord
 from cavvy.planner.placements import Placement
 from cavvy.store.base import JobSummary, summarize
+from cavvy.store.job_search import MatchedService
 
 _encode = Encoder().encode
 _NO_FAILURES = (None, AttemptOutcome.SUCCEEDED, AttemptOutcome.STOPPED)
@@ -90,6 +91,23 @@ def array_row(array: StoredArray) -> wire.JobListing:
         spent_micros=array.spent_micros,
         tags=array.tags,
         members=array.counts,
+    )
+
+
+def service_row(replica: wire.JobListing, service: MatchedService) -> wire.JobListing:
+    """Return the list entry of a service, for which its newest replica stands."""
+    phase = find_phase(service.counts)
+    return replace(
+        replica,
+        name=service.name,
+        service=service.name,
+        phase=phase,
+        reason=describe_counts(service.counts),
+        submitted_at=service.submitted_at,
+        since=service.since,
+        ended_at=service.since if phase in JOB_ENDS else None,
+        spent_micros=service.spent_micros,
+        members=service.counts,
     )
 
 

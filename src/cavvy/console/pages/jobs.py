@@ -2,7 +2,7 @@
 differ; the queue by project, the pools of machines, and the jobs that repeat.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from functools import partial
 from urllib.parse import urlencode
@@ -16,7 +16,8 @@ from cavvy.client.array_wire import remove_array, retry_array, stop_array
 from cavvy.client.pool_wire import list_pools
 from cavvy.client.queue_wire import read_shares
 from cavvy.client.reruns import compare_jobs, find_replica, show_value
-from cavvy.client.wire import JobDetail
+from cavvy.client.service_wire import end_service
+from cavvy.client.wire import JobDetail, JobListing
 from cavvy.console import charts
 from cavvy.console.memory import Memory
 from cavvy.console.pages.page import (
@@ -27,6 +28,7 @@ from cavvy.console.pages.page import (
     act_on_chosen,
     form_of,
     list_projects,
+    list_services,
     memory_of,
     services_by_replica,
     try_part,
@@ -37,7 +39,7 @@ from cavvy.frame.discover import find_capabilities
 
 _ON_PAGE = 50
 _SORTS = ("submitted", "name", "project", "user", "phase", "duration", "cost")
-_SORTS_OF_ARRAYS = ("submitted", "project", "user")  # in which an array is one row
+_SORTS_OF_ARRAYS = ("submitted", "project", "user")  # in which an array or a service is one row
 _TEXTS = ("project", "user", "text", "provider", "gpu", "tag")  # the filters that are texts
 _DAYS = ("since", "until")  # the filters that are days in UTC; both days are included
 # the choices above the list, and the phases that each shows
@@ -59,15 +61,18 @@ def act(client: ApiClient, request: Request, now: datetime) -> Page | str:
     """
     form = form_of(request)
     chosen, action = form.getlist("job"), form.get("do", "")
-    arrays = form.getlist("array")
+    arrays, services = form.getlist("array"), form.getlist("service")
+    every = [*chosen, *arrays, *services]
     acts: Mapping[str, Callable[[str, str], object]] = {
         "stop": lambda project, name: client.stop(project, name, reason="stopped in the console"),
         "remove": client.remove,
         "retry": client.retry,
     }
-    if action == "compare" and arrays:
+    if action == "compare" and (arrays or services):
         problem = "the page of an array compares its jobs: open it"
-        return _show(client, request, [problem], [*chosen, *arrays])
+        if services:
+            problem = "a service cannot be compared: its page shows its replicas"
+        return _show(client, request, [problem], every)
     if action == "compare" and len(chosen) == 2:
         return "/compare?" + urlencode({"a": chosen[0], "b": chosen[1]})
     if action == "compare" and len(chosen) > 2:
@@ -83,10 +88,15 @@ def act(client: ApiClient, request: Request, now: datetime) -> Page | str:
         "remove": partial(remove_array, client),
         "retry": partial(retry_array, client),
     }
-    problems = act_on_chosen(client, request, acts, "job") if chosen or not arrays else []
+    acts_on_services = {"stop": partial(end_service, client)}
+    if services and action in acts and action not in acts_on_services:
+        problem = "a service can only be stopped here: its page has the rest"
+        return _show(client, request, [problem], every)
+    problems = act_on_chosen(client, request, acts, "job") if chosen or not every else []
     problems += act_on_chosen(client, request, acts_on_arrays, "array") if arrays else []
+    problems += act_on_chosen(client, request, acts_on_services, "service") if services else []
     if problems:
-        return _show(client, request, problems, [*chosen, *arrays])
+        return _show(client, request, problems, every)
     return f"/jobs?{request.url.query}"
 
 
@@ -124,7 +134,7 @@ def _show(
         ascending=way == "up",
         offset=(page - 1) * _ON_PAGE,
         limit=_ON_PAGE,
-        # the order by name, time or cost, and a search by name, are those of each job
+        # the order by name, time or cost, and a search by name, are those of each job or replica
         arrays=(sort in _SORTS_OF_ARRAYS and "text" not in given) or None,
     )
     pages = max(1, -(-found.total // _ON_PAGE))
@@ -143,6 +153,7 @@ def _show(
             "jobs": found.jobs,
             "total": found.total,
             "services": services_by_replica(client, request, found.jobs),
+            "current": _list_current(client, request, found.jobs),
             "choices": list(_CHOICES),
             "choice": phase,
             "given": {**dict.fromkeys((*_TEXTS, *_DAYS), ""), **given},
@@ -162,6 +173,16 @@ def _show(
             "older": link(page=page + 1) if page < pages else None,
         },
     )
+
+
+def _list_current(
+    client: ApiClient, request: Request, jobs: Sequence[JobListing]
+) -> Collection[str]:
+    """Return PROJECT/NAME of the services that there are, if the list has any. Those that have
+    ended have no page."""
+    if not any(each.service for each in jobs):
+        return ()
+    return {f"{each.project}/{each.name}" for each in list_services(client, request)}
 
 
 def _read_page(text: str) -> int:

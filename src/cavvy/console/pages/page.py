@@ -32,7 +32,7 @@ USUAL_PERIOD = "12 hours"
 CURVE_POINTS = 200
 _CHARTS_S = 8  # seconds of each minute in which updates of a page have the charts
 _ACTIONS_S = 60.0  # seconds for the actions on all chosen rows
-_REPLICA_NAME = re.compile(r"-\d+$")  # NAME-NUMBER, where NAME is the service's name
+_REPLICA_NAME = re.compile(r"\.\d+$")  # NAME.NUMBER, where NAME is the service's name
 
 
 class Form(ImmutableMultiDict[str, str]):
@@ -275,11 +275,16 @@ def services_by_replica(
     """Return the services by the IDs of their replicas' jobs. They may be a minute old, and are
     requested only if the name of a job looks like a replica's.
     """
-
-    def fetch() -> dict[str, NamedService]:
-        found = try_part(lambda: list_named_services(client)).value or []
-        return {replica.job: service for service in found for replica in service.replicas}
-
     if not any(_REPLICA_NAME.search(each.name) for each in jobs):
         return {}
-    return memory_of(request).recall("services by replica", fetch)
+    found = list_services(client, request)
+    return {replica.job: service for service in found for replica in service.replicas}
+
+
+def list_services(client: ApiClient, request: Request) -> Sequence[NamedService]:
+    """Return the services, which may be a minute old; none if they cannot be read."""
+
+    def fetch() -> Sequence[NamedService]:
+        return try_part(lambda: list_named_services(client)).value or []
+
+    return memory_of(request).recall("services", fetch)
