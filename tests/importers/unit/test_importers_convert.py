@@ -11,9 +11,8 @@ from cavvy.spec.writing import list_differences
 from cavvy.task_files import ReadOptions, parse_file, parse_tasks
 
 FILES = yaml.safe_load((Path(__file__).parents[2] / "unit" / "peer_files.yaml").read_text())
-# a folder beside the file is submitted, which a Cavvy file cannot say, or the probe waits longer
-# than the time between two probes
-UNWRITTEN = {"skypilot-slurm", "skypilot-service", "skypilot-mount-local", "dstack-files"}
+# a folder beside the file is submitted, which a Cavvy file cannot say
+UNWRITTEN = {"skypilot-slurm", "skypilot-mount-local", "dstack-files"}
 JOB = """\
 apiVersion: batch/v1
 kind: Job
@@ -135,3 +134,20 @@ def test_what_a_cavvy_file_cannot_say_is_an_error(folder: Path) -> None:
     done = convert("own.yaml", "--nodes", "2")
     assert done.exit_code == 2
     assert "cannot say this part of the task: params" in (done.stderr + str(done.exception))
+
+
+def test_what_only_the_command_line_can_say_is_not_left_out(folder: Path) -> None:
+    text = "envs: {B: }\nrun: ls /out\nfile_mounts:\n  /out: {name: $B, mode: MOUNT}\n"
+    (folder / "t.yaml").write_text(text)
+    result = convert("t.yaml")
+    assert result.exit_code == 2
+    assert "line 4: `file_mounts./out`" in result.output
+    assert "--env NAME=VALUE" in result.output
+    assert "s3://b/" in convert("t.yaml", "--env", "B=b").output
+
+
+def test_what_a_file_of_a_service_cannot_say_is_served_as_it_is(folder: Path) -> None:
+    role = {"count": 1, "commands": ["serve"], "image": "i"}
+    service = {"type": "service", "name": "s", "port": 80, "replicas": [role, role]}
+    (folder / "s.yaml").write_text(yaml.safe_dump(service))
+    assert "`cavvy serve s.yaml` runs the file as it is" in convert("s.yaml").output

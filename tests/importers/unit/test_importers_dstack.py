@@ -1,6 +1,7 @@
 """dstack's configurations: what they mean here, what is kept, and what is wrong with them."""
 
 import json
+import subprocess
 from datetime import timedelta
 
 import pytest
@@ -584,3 +585,41 @@ def test_expressions_in_commands() -> None:
         assert [each.reason for each in found.refused] == [
             f"{wrong_one} cannot be evaluated; use an environment variable"
         ]
+
+
+@pytest.mark.parametrize(
+    ("backends", "providers", "refused"),
+    [
+        ("[vastai, datacrunch, remote]", ("vast", "verda", "ssh"), None),
+        ("[aws, tensordock]", ("aws",), False),
+        ("[tensordock]", (), True),
+    ],
+)
+def test_backends_are_providers(
+    backends: str, providers: tuple[str, ...], refused: bool | None
+) -> None:
+    found = parse_file(f"type: task\ncommands: [a]\nbackends: {backends}\n")
+    assert found.task is not None
+    assert found.task.resources.providers == providers
+    assert [(each.line, each.refused) for each in found.kept] == (
+        [] if refused is None else [(3, refused)]
+    )
+
+
+def test_commands_may_wait_for_a_program_in_the_background() -> None:
+    text = "type: task\ncommands: [sleep 0.1 && echo served &, echo pulled, fg]\n"
+    task = parse_task(text, file="t.yaml")
+    for shell in ("bash", "dash"):
+        done = subprocess.run(
+            [shell, "-e", "-c", task.run],
+            env={"PATH": "/usr/bin:/bin", "NNODES": "1", "NPROC_PER_NODE": "0"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert {"pulled", "served"} <= set(done.stdout.split("\n"))
+
+
+def test_a_fleet_with_a_renamed_key() -> None:
+    with pytest.raises(SpecError, match="write `idle_duration`"):
+        parse_file("type: fleet\nnodes: 1\ntermination_idle_time: 1h\n")

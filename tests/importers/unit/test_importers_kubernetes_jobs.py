@@ -343,3 +343,35 @@ def test_two_jobs_are_refused_and_other_objects_noted() -> None:
         read(make_job(), make_job())
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x"}}
     assert [each.key for each in find(make_job(), service).kept] == ["Service"]
+
+
+def test_a_shell_goes_on_after_a_failure_as_in_kubernetes() -> None:
+    task = read(make_job(make_pod(container={"command": ["sh", "-c"], "args": ["false; echo on"]})))
+    done = subprocess.run(["sh", "-e", "-c", task.run], capture_output=True, text=True, check=True)
+    assert done.stdout == "on\n"
+
+
+def test_a_job_asks_for_its_limit_of_memory() -> None:
+    asks = {"requests": {"memory": "16Mi", "cpu": 1}, "limits": {"memory": "512Mi", "cpu": 4}}
+    pod = make_pod(container={"resources": asks})
+    needs = read(make_job(pod)).resources
+    assert (needs.memory_min_mib, needs.cpus_min) == (512, 1)
+    (note,) = find(make_job(pod)).kept
+    assert (note.key, note.refused) == ("containers.resources.requests.memory", False)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        make_job(suspend=True, parallelism=4, completions=4),
+        make_pytorch(1, runPolicy={"suspend": True}),
+    ],
+)
+def test_a_job_that_kueue_would_start_starts(job: dict[str, Any]) -> None:
+    labels = {"kueue.x-k8s.io/queue-name": "team"}
+    least = {"kueue.x-k8s.io/job-min-parallelism": "2"}
+    queued = {**job, "metadata": {"name": "a", "labels": labels, "annotations": least}}
+    kept = find(queued).kept
+    assert [each.refused for each in kept] == [False] * len(kept)
+    assert set(labels) | set(least) <= {each.key for each in kept}
+    assert any(each.refused for each in find(job).kept)

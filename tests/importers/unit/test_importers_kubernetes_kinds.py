@@ -353,3 +353,17 @@ spec:
         **{"podFailurePolicy": 5, "hostNetwork": 8, "NODE": 15, "securityContext": 17},
         **{"privileged": 18, "com/x": 21},
     }
+
+
+def test_an_inference_service_of_a_model_in_its_storage() -> None:
+    model = {"modelFormat": {"name": "vLLM"}, "storageUri": "hf://a/b", "resources": GPU}
+    task = read(make_inference(model=model), serves=True)
+    assert "vllm serve a/b --host" in task.run
+
+
+def test_a_port_of_another_protocol_is_no_service() -> None:
+    database = make_stateful(1, ports=[{"containerPort": 5432}])
+    with pytest.raises(SpecError, match="port 5432 speaks PostgreSQL"):
+        read(database, serves=True)
+    named = make_stateful(1, ports=[{"containerPort": 5432, "name": "http"}])
+    assert read(named, serves=True).service is not None

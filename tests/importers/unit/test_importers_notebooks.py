@@ -93,3 +93,38 @@ def test_a_notebook_of_another_language_is_refused(folder: Path) -> None:
 def test_a_makefile_runs_as_it_is(folder: Path) -> None:
     (folder / "Makefile").write_text("all:\n\techo $(X)\n")
     assert read(folder / "Makefile", "all", "X=1")[0]["run"] == "exec make -f Makefile all X=1"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "said"),
+    [
+        ({"kernelspec": {"name": "ir"}}, "is for R"),
+        ({"kernelspec": {"name": "julia-1.10"}}, "is for Julia"),
+        ({"language_info": {"name": "scala"}}, "is for scala"),
+        ({"kernelspec": {"name": "python2", "language": "python"}}, "`2to3` rewrites"),
+        ({"language_info": {"name": "python", "version": "2.7.12"}}, "is for Python 2"),
+    ],
+)
+def test_the_language_is_known_without_the_kernels_word_for_it(
+    folder: Path, metadata: dict[str, Any], said: str
+) -> None:
+    (folder / "nb.ipynb").write_text(json.dumps({"metadata": metadata, "cells": []}))
+    with pytest.raises(ValueError, match=said):
+        load_script(folder / "nb.ipynb", ())
+
+
+def test_what_a_notebook_expects_of_its_place_is_said(folder: Path) -> None:
+    sources = ["x = 1", "name = input('who?')\n", ["from google.colab import drive\n", "y = 2\n"]]
+    sources.append("open('/kaggle/input/a.csv')")
+    cells = [{"cell_type": "code", "source": each} for each in sources]
+    (folder / "nb.ipynb").write_text(json.dumps({"metadata": {}, "cells": cells}))
+    notes = read(folder / "nb.ipynb", "done.ipynb")[1].split("\n")
+    assert [note.split(":")[0].split(";")[0] for note in notes] == [
+        "the code cell 2 asks for input, which fails without a person",
+        "google.colab exists only in Colab",
+        "the data of Kaggle are not here",
+    ]
+    quiet = ["# input()", "get_input(1)", "try:\n  import google.colab\nexcept ImportError: pass"]
+    cells = [{"cell_type": "code", "source": each} for each in quiet]
+    (folder / "nb.ipynb").write_text(json.dumps({"metadata": {}, "cells": cells}))
+    assert read(folder / "nb.ipynb", "done.ipynb")[1] == ""

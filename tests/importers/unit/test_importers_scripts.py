@@ -175,3 +175,32 @@ def test_what_a_plain_script_has_for_a_batch_system_is_named(
     assert found is not None
     assert said in "\n".join(found.notes)
     assert bool(said) == bool(found.notes)
+
+
+def test_a_script_that_only_mentions_torch_distributed_starts_once(tmp_path: Path) -> None:
+    script = make(tmp_path / "t.py", "  # torch.distributed.init_process_group()\nprint(1)\n")
+    assert read(script, processes=4) == {"run": "exec python3 t.py"}
+
+
+@pytest.mark.parametrize("option", ["--local_rank", "--local-rank"])
+def test_a_script_that_wants_its_rank_as_an_option_gets_it(tmp_path: Path, option: str) -> None:
+    asks = f"import argparse, sys\np.add_argument(\n    '{option}', type=int)\n{DISTRIBUTED}"
+    run = str(read(make(tmp_path / "t.py", asks), "--lr", "0 1", processes=4)["run"])
+    torchrun = make(tmp_path / "bin" / "torchrun", '#!/bin/bash\nshift 10\nshift; exec "$@"\n')
+    torchrun.chmod(0o755)
+    make(tmp_path / "t.py", "import sys; print(*sys.argv[1:], sep='|')")
+    paths = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "LOCAL_RANK": "3"}
+    done = subprocess.run(
+        ["sh", "-c", run], cwd=tmp_path, env=paths, capture_output=True, text=True
+    )
+    assert done.stdout == f"{option}=3|--lr|0 1\n", done.stderr
+    reads = make(tmp_path / "t.py", f"{asks}\nr = os.environ['LOCAL_RANK']")
+    assert "--no-python" not in str(read(reads, processes=4)["run"])
+
+
+def test_a_script_for_uv_is_installed_by_the_setup(tmp_path: Path) -> None:
+    script = make(tmp_path / "t.py", f"#!/usr/bin/env -S uv run --script\n{HEAD}")
+    assert read(script) == {
+        "run": "exec python3 t.py",
+        "setup": {"run": "python3 -m pip install 'numpy>=2' 'a b'", "uses": []},
+    }

@@ -20,8 +20,9 @@ SKY = {
     "fixed_port": True,
     "concurrency": 1000,
     "replicas.least": 1,
+    "probe.every": 15,
     "probe.timeout": 15,
-    "probe.failures": 18,
+    "probe.failures": 12,
     "timeouts.response": 120,
 }
 DSTACK = {
@@ -92,7 +93,9 @@ SKYPILOT_FILES: list[tuple[str, dict[str, Any]]] = [
         {
             "port": 8080,
             "probe.path": "/health",
+            "probe.every": 30,
             "probe.timeout": 30,
+            "probe.failures": 6,
             "replicas.most": 3,
             "replicas.idle": 1200,
             "replicas.target.value": 2.5,
@@ -143,7 +146,7 @@ SKYPILOT_FILES: list[tuple[str, dict[str, Any]]] = [
             "\n  readiness_probe: {path: /, endpoint_probe_interval_seconds: 5, "
             "consecutive_failure_threshold_timeout: 60}"
         ),
-        {"port": 8080, "probe.every": 5, "probe.failures": 12},
+        {"port": 8080, "probe.failures": 4},
     ),
     (
         sky(

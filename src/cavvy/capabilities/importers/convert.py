@@ -110,6 +110,10 @@ def _read(file: str, params: dict[str, str], options: "ReadOptions") -> "list[Lo
         tasks = load_tasks(file, params, options=replace(options, serves=serves))
     except SpecError as error:
         raise CommandFailure(str(error), exit_code=2) from error
+    unset = [each for loaded in tasks for each in loaded.source.kept if each.until_submitted]
+    if unset:
+        message = f"{file}: {unset[0]}"
+        raise CommandFailure(message, "for example --env NAME=VALUE", exit_code=2)
     if local := [each.source for loaded in tasks for each in loaded.source.local]:
         hint = "copy it into the folder of the file, and name it there"
         message = f"a Cavvy file cannot name {local[0]}, which is submitted beside the folder"
@@ -123,6 +127,11 @@ def _check(file: str, task: "TaskSpec", text: str) -> None:
     from cavvy.spec.writing import list_differences
     from cavvy.task_files import ReadOptions, parse_task
 
+    verb = "run" if task.service is None else "serve"
+    hint = f"`cavvy {verb} {file}` runs the file as it is"
+    if task.replica_groups:
+        message = f"{file}: groups of replicas cannot be written as a Cavvy file yet"
+        raise CommandFailure(message, hint, exit_code=2)
     serves = ReadOptions(dialect="cavvy", serves=task.service is not None)
     try:
         written = parse_task(text, file=file, options=serves)
@@ -130,4 +139,4 @@ def _check(file: str, task: "TaskSpec", text: str) -> None:
         raise CommandFailure(f"a Cavvy file cannot say this: {error}", exit_code=2) from error
     if lost := list_differences(task, written):
         message = f"{file}: a Cavvy file cannot say this part of the task: {', '.join(lost)}"
-        raise CommandFailure(message, f"`cavvy run {file}` runs the file as it is", exit_code=2)
+        raise CommandFailure(message, hint, exit_code=2)

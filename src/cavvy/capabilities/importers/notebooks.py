@@ -6,6 +6,7 @@ papermill: https://papermill.readthedocs.io/en/latest/usage-parameterize.html
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import join
@@ -16,6 +17,11 @@ from cavvy.domain.tasks import URL_SCHEMES
 SUFFIX = ".ipynb"
 _INSTALL = "python3 -m pip install papermill ipykernel"
 _EVERY = "30s"
+_OLD_PYTHON = "Python 2"
+# Kernels by the beginnings of their names; notebooks may lack the language.
+_KERNELS = {"ir": "R", "julia": "Julia", "bash": "Bash", "sas": "SAS", "octave": "Octave"}
+_ASKS = re.compile(r"^(?!\s*#).*?(?<![\w.])(?:raw_)?input\(", re.MULTILINE)
+_OF_COLAB = re.compile(r"^(?:import|from) google\.colab\b", re.MULTILINE)
 # papermill's options for parameters, and how many words follow each
 _PARAMETERS = {
     **{"-p": 2, "--parameters": 2, "-r": 2, "--parameters_raw": 2},
@@ -31,11 +37,12 @@ def read_notebook(
     folder, and `setup` installs what a file beside it states. Raises ValueError for a file that
     cannot be run.
     """
-    cells = _read_cells(path, text)
+    content = _read_content(path, text)
+    cells: list[dict[str, Any]] = content["cells"]
     words = list(arguments)
     place = words.pop(0) if words and not words[0].startswith("-") else ""
     has_parameters = _check_words(words)
-    notes: list[str] = []
+    notes = _list_remarks(content)
     tagged = any("parameters" in _list_tags(cell) for cell in cells)
     if has_parameters and not tagged:
         notes.append(
@@ -58,7 +65,7 @@ def read_notebook(
     return keys, notes
 
 
-def _read_cells(path: Path, text: str) -> list[dict[str, Any]]:
+def _read_content(path: Path, text: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
@@ -67,13 +74,50 @@ def _read_cells(path: Path, text: str) -> list[dict[str, Any]]:
     if not isinstance(cells, list) or not all(isinstance(each, dict) for each in cells):
         hint = "`jupyter nbconvert --to notebook` writes it in the format 4"
         raise ValueError(f"{path}: the file is no notebook of the format 4; {hint}")
-    metadata = content.get("metadata")
-    kernel = metadata.get("kernelspec") if isinstance(metadata, dict) else None
-    language = kernel.get("language", "python") if isinstance(kernel, dict) else "python"
-    if str(language).lower() != "python":
+    language = _find_language(content.get("metadata"))
+    if language.lower() != "python":
         hint = "write a Cavvy file with an image that has its kernel"
-        raise ValueError(f"{path}: the notebook is for {language}, not for Python; {hint}")
-    return cells
+        if language == _OLD_PYTHON:
+            hint = "`2to3` rewrites its cells"
+        raise ValueError(f"{path}: the notebook is for {language}, not for Python 3; {hint}")
+    return content
+
+
+def _find_language(metadata: Any) -> str:
+    """Return the language of a notebook, as its kernel or its editor states it."""
+    table = metadata if isinstance(metadata, dict) else {}
+    kernel, info = (
+        each if isinstance(each, dict) else {}
+        for each in (table.get("kernelspec"), table.get("language_info"))
+    )
+    name, version = str(kernel.get("name") or ""), str(info.get("version") or "")
+    known = next((each for prefix, each in _KERNELS.items() if name.startswith(prefix)), "python")
+    language = str(kernel.get("language") or info.get("name") or known)
+    is_old = language.lower() == "python" and (name == "python2" or version.startswith("2."))
+    return _OLD_PYTHON if is_old else language
+
+
+def _list_remarks(content: dict[str, Any]) -> list[str]:
+    """Say what a notebook expects of the place where it was written."""
+    code = [_read_source(each) for each in content["cells"] if each.get("cell_type") == "code"]
+    notes = []
+    if number := next((at for at, text in enumerate(code, 1) if _ASKS.search(text)), 0):
+        notes.append(
+            f"the code cell {number} asks for input, which fails without a person: set a variable "
+            "with -p instead"
+        )
+    if any(_OF_COLAB.search(text) for text in code):
+        notes.append("google.colab exists only in Colab; the cells that import it fail elsewhere")
+    if any("/kaggle/input" in text for text in code):
+        notes.append(
+            "the data of Kaggle are not here: `inputs` of a Cavvy file bring data to nodes"
+        )
+    return notes
+
+
+def _read_source(cell: dict[str, Any]) -> str:
+    source = cell.get("source")
+    return "".join(map(str, source)) if isinstance(source, list) else str(source or "")
 
 
 def _list_tags(cell: dict[str, Any]) -> list[Any]:

@@ -27,6 +27,10 @@ _DISTRIBUTED = re.compile(
     r"\btorch\.distributed\b|\bfrom torch import distributed\b|\binit_process_group\("
     r"|environ(?:\.get\(|\[)\s*[\"'](?:LOCAL_RANK|WORLD_SIZE)[\"']"
 )
+# What torch.distributed.launch gives each process, and torchrun only as a variable.
+_LOCAL_RANK = re.compile(r"add_argument\(\s*[\"'](--local[_-]rank)[\"']")
+_READS_VARIABLE = re.compile(r"[\"']LOCAL_RANK[\"']")
+_COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 # A script that starts its processes itself.
 _SPAWNS = re.compile(r"\bmp\.spawn\(|multiprocessing\.spawn\(|\bnotebook_launcher\(")
 _TORCHRUN = (
@@ -100,8 +104,9 @@ def read_script(
     notes += _list_unread(text)
     command = [*_find_interpreter(path, suffix, text), name, *arguments]
     if command[0] == "python3":
-        if processes > 1 and _DISTRIBUTED.search(text) and not _SPAWNS.search(text):
-            keys["run"] = f"exec {_TORCHRUN} {join(command[1:])}"
+        code = _COMMENT.sub("", text)
+        if processes > 1 and _DISTRIBUTED.search(code) and not _SPAWNS.search(code):
+            keys["run"] = f"exec {_TORCHRUN} {_write_rank(code, command[1:])}"
             notes.append(
                 f"{path.name} uses torch.distributed, so torchrun starts it once for each of the "
                 f"{processes} GPUs"
@@ -110,6 +115,17 @@ def read_script(
             keys["setup"] = setup
     keys.setdefault("run", f"exec {join(command)}")
     return ScriptTask(keys=keys, notes=tuple(notes))
+
+
+def _write_rank(code: str, words: Sequence[str]) -> str:
+    """Return the script and its arguments, as words of a shell; with the option for the rank of a
+    process, if the script has it and does not read the variable of torchrun.
+    """
+    found = _LOCAL_RANK.search(code)
+    if found is None or _READS_VARIABLE.search(code):
+        return join(words)
+    script = f'exec python3 "$0" {found[1]}="$LOCAL_RANK" "$@"'
+    return f"--no-python sh -c {quote(script)} {join(words)}"
 
 
 def _list_unread(text: str) -> list[str]:
@@ -144,6 +160,8 @@ def _find_interpreter(path: Path, suffix: str, text: str) -> list[str]:
             program = words[0] if words else ""
         if program.startswith("python"):
             return ["python3", *words[1:]]
+        if words[:2] == ["uv", "run"] and suffix == ".py":
+            return ["python3"]  # the setup installs what the head states
         if program:
             return [program, *words[1:]]
     if suffix not in _INTERPRETERS:

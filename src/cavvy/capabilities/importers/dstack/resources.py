@@ -34,6 +34,8 @@ _PRIVILEGES = {
     "privileged": "the job runs only on Kubernetes, the only provider that can make a container "
     "privileged",
 }
+# Names of dstack's backends that Cavvy's providers do not have.
+_PROVIDERS = {"vastai": "vast", "datacrunch": "verda", "remote": "ssh"}
 _SPOT = {"spot": SpotPolicy.ONLY, "auto": SpotPolicy.AUTO}
 # Patterns of the catalog's names, with the compute capability of NVIDIA's GPUs
 # (developer.nvidia.com/cuda-gpus), for dstack's key `compute_capability`. The first pattern that
@@ -98,7 +100,7 @@ class _Place(Struct, frozen=True, kw_only=True):
 
 def _read_place(table: Node, kept_keys: TranslationNotes) -> _Place:
     place = _Place(
-        providers=tuple(dict.fromkeys(_texts(table, "backends"))),
+        providers=_read_backends(table, kept_keys),
         # a zone is in a region, so the zones alone restrict the place
         regions=_texts(table, "availability_zones") or _texts(table, "regions"),
     )
@@ -123,6 +125,23 @@ def _read_place(table: Node, kept_keys: TranslationNotes) -> _Place:
             ProviderOptions(provider="kubernetes", values=json.dumps(options)),
         ),
     )
+
+
+def _read_backends(table: Node, kept_keys: TranslationNotes) -> tuple[str, ...]:
+    """Return the providers that `backends` permits. As in dstack, a backend that is not there is
+    passed over, unless there is no other.
+    """
+    from cavvy.providers import registry
+
+    named = dict.fromkeys(_PROVIDERS.get(each, each) for each in _texts(table, "backends"))
+    found = tuple(each for each in named if each in registry.list_known())
+    if missing := [each for each in named if each not in found]:
+        reason = f"Cavvy has no provider {' or '.join(missing)}"
+        if found:
+            kept_keys.note_at(table, "backends", f"{reason}; the job may use {', '.join(found)}")
+        else:
+            kept_keys.refuse_at(table, "backends", f"{reason}; name another, or delete the key")
+    return found
 
 
 def _restrict(

@@ -106,6 +106,9 @@ _NO_ARGUMENTS = (
 )
 # dstack's expressions in commands, and its escape of `$` (utils/interpolator.py)
 _EXPRESSION = re.compile(r"\$\$|\$\{\{\s*(run\.args)\s*\}\}|\$\{\{.*?(?:\}\}|\Z)", re.DOTALL)
+_JOB_CONTROL = re.compile(r"(?:^|[;&|])[ \t]*[fb]g\b", re.MULTILINE)
+# dstack's shell is interactive, so `fg` waits for a program in the background
+_INTERACTIVE = '[ -n "${BASH_VERSION:-}" ] && set -m || fg() { wait $!; }\n'
 _MODE = re.compile(r"--disaggregation-mode[ =]+(prefill|decode)\b")
 _BOOTSTRAP = re.compile(r"--disaggregation-bootstrap-port[ =]+([0-9]{1,5})\b")
 _BOOTSTRAP_PORT = 8998  # SGLang's default
@@ -363,6 +366,12 @@ def _read_before(root: Node) -> str:
     )
     if folder and folder not in (".", "./"):
         lines += enter_folder(folder) + 'DSTACK_WORKING_DIR="$PWD"\n'
+    if any(
+        _JOB_CONTROL.search(as_text(each))
+        for each in items(child(root, "commands"))
+        if isinstance(each, ScalarNode)
+    ):
+        lines += _INTERACTIVE
     return lines + (use_python("3.10" if python == "3.1" else python) if python else "")
 
 

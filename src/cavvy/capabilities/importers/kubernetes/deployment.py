@@ -88,6 +88,8 @@ def read_command(objects: ServiceObjects) -> str:
     names = {str(each.get("name")) for each in container.get("env") or ()}
     if scripts:
         run = _expand(scripts[0], names, lambda text: text).rstrip("\n")
+        if len(words) == 3 and re.search(r"[;\n]", run):
+            run = f"set +e\n{run}"  # unlike Cavvy's, this shell goes on after a failure
     else:
         line = [_expand(each, names, quote) for each in words]
         if not container.get("command"):
@@ -169,6 +171,10 @@ def _read_service(objects: ServiceObjects, kept_keys: TranslationNotes) -> Servi
     if port is None:
         kept_keys.refuse(objects.mark, "ports", "no port is named; write `containerPort`")
         return None
+    if port in _OTHER_PROTOCOLS and not _names_http(objects):
+        reason = f"port {port} speaks {_OTHER_PROTOCOLS[port]}, and the gateway calls services by "
+        reason += "HTTP; start the program beside those that use it, as a job of a `group`"
+        kept_keys.refuse(objects.mark, "ports", reason)
     own = {str(each.get("name")) for each in objects.container.get("env") or ()}
     grace_s = objects.pod.get("terminationGracePeriodSeconds", _GRACE_S)
     return ServiceSpec(
@@ -179,6 +185,14 @@ def _read_service(objects: ServiceObjects, kept_keys: TranslationNotes) -> Servi
         probe=_read_probe(objects, port, kept_keys),
         drain=timedelta(seconds=int(grace_s)),
     )
+
+
+def _names_http(objects: ServiceObjects) -> bool:
+    """Return whether a probe or the name of a port says that the container speaks HTTP."""
+    probes = ("readinessProbe", "livenessProbe", "startupProbe")
+    if any("httpGet" in (objects.container.get(key) or {}) for key in probes):
+        return True
+    return any(name.startswith(("http", "web")) for name in _list_named_ports(objects))
 
 
 def _find_port(objects: ServiceObjects) -> int | None:
@@ -357,14 +371,24 @@ _BYTES: Mapping[str, float] = {
     "": 1.0,
 }
 _MIB, _GIB = 1 << 20, 1 << 30
+# Ports that IANA has assigned to protocols other than HTTP, or that a program is known for.
+_OTHER_PROTOCOLS = {
+    **{3306: "MySQL", 5432: "PostgreSQL", 5672: "AMQP", 6379: "Redis", 9092: "Kafka"},
+    **{2181: "ZooKeeper", 4222: "NATS", 11211: "memcached", 27017: "MongoDB"},
+}
 
 
 def read_resources(objects: ServiceObjects, kept_keys: TranslationNotes) -> ResourceSpec:
-    """Return the container's resource requests, or else its limits."""
+    """Return the container's resource requests, or else its limits. A job is stopped if it uses
+    more memory than it asks for, as a container at its limit, so it asks for the limit.
+    """
     container = objects.container
     limits, requests = at(container, "resources", "limits"), at(container, "resources", "requests")
     asked = {**limits, **requests}
-    cpus, memory = asked.get("cpu"), asked.get("memory")
+    cpus, memory = asked.get("cpu"), limits.get("memory", asked.get("memory"))
+    if "memory" in requests and memory != requests["memory"]:
+        reason = f"the job gets at least its limit of memory, {memory}, at which it is stopped"
+        kept_keys.note(objects.mark, "containers.resources.requests.memory", reason)
     disk = asked.get("ephemeral-storage")
     gpus = int(next((asked[key] for key in _GPUS if key in asked), 0))
     for label in at(objects.pod, "nodeSelector").keys() - (set(_PRODUCTS) if gpus else set()):

@@ -44,6 +44,7 @@ from cavvy.spec.problems import slug
 
 _BACKOFF_LIMIT = 6  # Kubernetes' default for a Job
 _QUEUE = "kueue.x-k8s.io/queue-name"
+_LEAST = "kueue.x-k8s.io/job-min-parallelism"
 _OF_JOB = PodKeys(
     read=(
         *("template", "selector", "manualSelector", "parallelism", "completions"),
@@ -72,6 +73,7 @@ _OF_CRON_JOB = PodKeys(
 
 def read_job(job: JobObject, kept_keys: TranslationNotes) -> TaskSpec | None:
     """Return the task of the object, or None if what it lacks is refused."""
+    job = _start_queued(job, kept_keys)
     if job.kind in GANG_KINDS:
         return read_gang(job, _read_pod, kept_keys)
     if job.kind in RAY_KINDS:
@@ -110,6 +112,24 @@ def read_job(job: JobObject, kept_keys: TranslationNotes) -> TaskSpec | None:
         limits=read_limits(spec),
         retry=RetryPolicy(exit=limit, delay=timedelta(seconds=BACKOFF_S if limit else 0)),
     )
+
+
+def _start_queued(job: JobObject, kept_keys: TranslationNotes) -> JobObject:
+    """Return the object without `suspend` if Kueue would start it, as the queue of a project does
+    here.
+    """
+    metadata, spec = at(job.values, "metadata"), at(job.values, "spec")
+    if _LEAST in at(metadata, "annotations"):
+        reason = "the jobs of an array start as nodes are free, also fewer than `parallelism`"
+        kept_keys.note(job.mark, _LEAST, reason)
+    if _QUEUE not in at(metadata, "labels"):
+        return job
+    policy = at(spec, "runPolicy")
+    left = {key: value for key, value in spec.items() if key != "suspend"}
+    if "suspend" in policy:
+        own = {key: value for key, value in policy.items() if key != "suspend"}
+        left["runPolicy"] = own
+    return replace(job, values={**job.values, "spec": left})
 
 
 def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> TaskSpec | None:

@@ -215,7 +215,7 @@ def _read_predictor(
             kept.refuse(mark, where, _REFUSED_OF_PREDICTOR[key])
         elif key in _NOTED_OF_PREDICTOR:
             kept.note(mark, where, _NOTED_OF_PREDICTOR[key])
-        elif isinstance(predictor[key], dict) and "storageUri" in predictor[key]:
+        elif key != "model" and "storageUri" in at(predictor, key):
             reason = "a form that names its server; write `model` with `modelFormat`, or "
             kept.refuse(mark, where, f"{reason}`containers` with the image of a server")
     pod = {key: value for key, value in predictor.items() if key not in _OF_PREDICTOR}

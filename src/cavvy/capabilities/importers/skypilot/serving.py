@@ -117,12 +117,14 @@ def _read_probe(section: MapNode, kept_keys: TranslationNotes) -> ReadinessProbe
     def seconds(key: str, default: float) -> float:
         return max(0.1, float(text_at(node, key) or default))
 
-    every_s = seconds("endpoint_probe_interval_seconds", _PROBED_EVERY_S)
+    timeout_s = seconds("timeout_seconds", _PROBE_TIMEOUT_S)
+    # SkyPilot's next probe begins when the last one has ended
+    every_s = max(timeout_s, seconds("endpoint_probe_interval_seconds", _PROBED_EVERY_S))
     lost_s = seconds("consecutive_failure_threshold_timeout", _UNHEALTHY_S)
     return ReadinessProbe(
         path=path or "/",
         every=timedelta(seconds=every_s),
-        timeout=timedelta(seconds=seconds("timeout_seconds", _PROBE_TIMEOUT_S)),
+        timeout=timedelta(seconds=timeout_s),
         start=timedelta(seconds=seconds("initial_delay_seconds", _START_S)),
         failures=max(1, math.ceil(lost_s / every_s)),
         headers=_read_headers(node, kept_keys),
