@@ -66,6 +66,7 @@ def read_notebook(
 
 
 def _read_content(path: Path, text: str) -> dict[str, Any]:
+    content: dict[str, Any]
     try:
         content = json.loads(text)
     except (ValueError, RecursionError):
