@@ -404,9 +404,9 @@ def _read_setting(data: bytes) -> str:
 
 
 @lru_cache(maxsize=1)
-def _tables() -> tuple[array[int], array[int]]:
-    """Return the tables of CRC-32C for a byte and for two bytes at a time, with the polynomial of
-    Castagnoli (RFC 3720, appendix B.4)."""
+def _tables() -> tuple[array[int], array[int], array[int]]:
+    """Return the tables of CRC-32C for a byte, for two bytes at a time, and for the first two of
+    four bytes at a time, with the polynomial of Castagnoli (RFC 3720, appendix B.4)."""
     one = array("I")
     for each in range(256):
         for _ in range(8):
@@ -416,20 +416,22 @@ def _tables() -> tuple[array[int], array[int]]:
     for each in range(65536):
         first = one[each & 255] ^ each >> 8
         two.append(one[first & 255] ^ first >> 8)
-    return one, two
+    four = array("I", [two[each & 65535] ^ each >> 16 for each in two])
+    return one, two, four
 
 
 def masked_crc(data: bytes) -> int:
     """Return the checksum of a record: CRC-32C, rotated by 15 bits, plus a constant
     (tensorflow/core/lib/hash/crc32c.h)."""
-    one, two = _tables()
-    crc, halves = 0xFFFFFFFF, array("H", data[: len(data) & ~1])
+    one, two, four = _tables()
+    crc, words = 0xFFFFFFFF, array("I", data[: len(data) & ~3])
     if byteorder == "big":
-        halves.byteswap()
-    for half in halves:
-        crc = two[(crc ^ half) & 65535] ^ crc >> 16
-    if len(data) & 1:
-        crc = one[(crc ^ data[-1]) & 255] ^ crc >> 8
+        words.byteswap()
+    for word in words:
+        crc ^= word
+        crc = four[crc & 65535] ^ two[crc >> 16]
+    for each in data[len(data) & ~3 :]:
+        crc = one[(crc ^ each) & 255] ^ crc >> 8
     crc ^= 0xFFFFFFFF
     return (crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8 & 0xFFFFFFFF
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import base64
 import time
+from collections import defaultdict
 
 from .plotted_words import may_count, read_report
 
@@ -51,7 +52,7 @@ class StepValueReader:
         # by their names, their process on this node, and whether they are no finite numbers
         self._rows: dict[
             tuple[tuple[str, ...], int, bool], list[tuple[float | None, float, list[float]]]
-        ] = {}
+        ] = defaultdict(list)
         self._params: dict[str, str] = {}
         self._new_params: dict[str, str] = {}  # which were not sent yet
         self._budget: ExampleBudget | None = None
@@ -99,9 +100,10 @@ class StepValueReader:
         """Take values that a process of the program reports one by one. Return those of the first
         process that are finite numbers.
         """
-        found = {name[:LONGEST_NAME]: value for name, value in values.items() if name}
-        self._reported.update(found)
-        known = self._add(step, found, min(max(process, 0), MOST_PROCESSES - 1), age_s)
+        if not self._reported.issuperset(values):  # which are most of the time the same names
+            values = {name[:LONGEST_NAME]: value for name, value in values.items() if name}
+            self._reported.update(values)
+        known = self._add(step, values, min(max(process, 0), MOST_PROCESSES - 1), age_s)
         return {} if process else known
 
     def describe(self, params: Mapping[str, str]) -> None:
@@ -201,8 +203,7 @@ class StepValueReader:
             for each, is_odd in ((known, False), (odd, True)):
                 if each:
                     self._waiting += 1
-                    row = (step, at, [*each.values()])
-                    self._rows.setdefault((tuple(each), process, is_odd), []).append(row)
+                    self._rows[(tuple(each), process, is_odd)].append((step, at, [*each.values()]))
             if self._waiting >= MOST_WAITING:
                 self._send(self._clock())
         return known
@@ -211,7 +212,7 @@ class StepValueReader:
         self._sent_at = now
         if not self._rows and not self._new_params:
             return
-        rows, self._rows, self._waiting = self._rows, {}, 0
+        rows, self._rows, self._waiting = self._rows, defaultdict(list), 0
         series = []
         for (names, process, is_odd), own in rows.items():
             each: dict[str, object] = {
