@@ -16,6 +16,7 @@ import pytest
 SHOWN_BY = {
     "test_spot_can_be_launched_where_it_is_sold": ("spot",),
     "test_all_nodes_end_with_their_gang": ("gang",),
+    "test_a_lost_node_is_replaced_alone": ("repair",),
     "test_capacity_that_is_used_is_not_offered": ("capacity",),
     "test_an_end_is_remembered_and_never_changes[True]": ("self-end",),
     # building and logging in are the agent's work, with the engine that this check is about

@@ -255,8 +255,9 @@ class ReplacesNodes(Protocol):
         round `gang.round`, running or ended, and nothing if the gang has ended or is being removed.
         `gangs` then reports the new nodes, and the old ones as `GangSeen.replaced`.
 
-        Raises NoCapacity or Refused if no new node keeps running, and TryAgain if new nodes may
-        have started. The other nodes of the gang go on in any case.
+        Raises NoCapacity or Refused if a rank gets no node, and TryAgain if nodes may have started.
+        Ranks that got a node keep it: a repeated call requests only what is missing. The other
+        nodes of the gang go on in any case.
         """
 
 

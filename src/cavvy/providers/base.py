@@ -110,6 +110,7 @@ class Feature(StrEnum):
 
     SPOT = "spot"
     GANG = "gang"  # gangs of more than one node
+    REPAIR = "repair"  # replaces single nodes of a gang that loses them
     IMAGE = "image"
     BUILD = "build"  # can build the image on the node, from the user's own Dockerfile
     LOGIN = "login"  # can log in to an image's registry with a secret of the task

@@ -44,6 +44,8 @@ ACCOUNT = (
 )
 
 UNSUPPORTED: Mapping[Feature, str] = {
+    Feature.REPAIR: "one request starts all instances of a gang, and Cavvy does not replace single "
+    "ones yet",
     Feature.RESULTS: explain_results(
         "an instance's disk is deleted when the instance ends "
         "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html)",

@@ -84,6 +84,8 @@ def _list_unsupported(title: str, image: str) -> dict[Feature, str]:
         Feature.LOGIN: "jobs cannot run in container images",
         Feature.VOLUMES: "a cluster has no named volumes to attach; use a `host` folder or an "
         "`nfs` export",
+        Feature.REPAIR: f"a job of {title} that loses a node gets no other node: its nodes are "
+        "one allocation",
         Feature.TUNNEL: "jobs run as an ordinary user, who may not configure the network for "
         "WireGuard",
         Feature.NETWORK: f"{title} does not report the speed of the network between its nodes",

@@ -24,20 +24,24 @@ from cavvy.providers.contract.harness import (
     ProviderUnderTest,
 )
 from cavvy.providers.contract.offers import OfferTests
+from cavvy.providers.contract.repairs import LosesNodes, RepairTests
 
 __all__ = [
     "ContractHarness",
     "FaultTests",
     "FaultyPlace",
     "LaunchFault",
+    "LosesNodes",
     "Play",
     "ProviderContract",
     "ProviderUnderTest",
+    "RepairTests",
 ]
 
 
 class ProviderContract(OfferTests, LaunchTests, LookTests, EndTests):
     """The rules that every provider must follow. Override `place`; override `run_scenario` and
     `lose_reply` if the default methods do not fit the infrastructure. Add `FaultTests` as a second
-    base class for a provider that starts a gang with several requests.
+    base class for a provider that starts a gang with several requests, and `RepairTests` for a
+    provider that replaces single nodes.
     """

@@ -261,6 +261,12 @@ class MemoryPlace:
             else:
                 self.cloud.change(each.id, ended=self.cloud.time)
 
+    def lose(self, rank: int) -> None:
+        for each in self.cloud.billed():
+            number, count = each.name.rsplit("-", 2)[1:]
+            if int(number) % int(count) == rank:
+                self.cloud.change(each.id, ended=self.cloud.time)
+
     def remains(self) -> Sequence[str] | None:
         """Return what Cavvy created in the account besides machines, and what still exists. Returns
         None if the account can contain only machines."""

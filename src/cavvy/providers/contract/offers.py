@@ -20,6 +20,7 @@ from cavvy.domain.tasks import (
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import (
     ABILITIES,
+    REPLACES_NODES,
     SHARES_HOSTS,
     STATES_POLICY,
     TELLS_QUOTAS,
@@ -61,6 +62,8 @@ class OfferTests(ScenarioSuite):
             if all(callable(getattr(harness.ours, name, None)) for name in each.methods)
         }
         assert {each.name for each in harness.ours.manifest.abilities} == has
+        lacking = {Feature.GANG, Feature.REPAIR} & set(harness.ours.manifest.unsupported)
+        assert (REPLACES_NODES.name in has) == (not lacking), "state why nodes are not replaced"
 
     @in_scenario
     async def test_offers_have_unique_keys_and_prices(self, harness: ContractHarness) -> None:

@@ -15,6 +15,7 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import isolation_setting, lost_setting, price_setting
 
 UNSUPPORTED: Mapping[Feature, str] = {
+    Feature.REPAIR: "Cavvy does not replace single machines of a gang yet",
     Feature.SPOT: "joined machines have one price, so there are no spot offers",
     Feature.VOLUMES: "jobs use the existing folders of a machine; no volumes can be attached",
     Feature.NETWORK: "Cavvy neither measures nor configures the network between joined machines",

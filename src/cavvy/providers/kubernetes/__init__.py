@@ -18,6 +18,7 @@ from cavvy.providers.kubernetes.profiles import PROFILES, describe_service
 from cavvy.providers.settings import flag, gpu_rates, node_price, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
+    Feature.REPAIR: "Cavvy does not replace single pods of a gang yet",
     Feature.BUILD: "pods start from images in a registry; `cavvy image build TASK.YAML --push "
     "NAME` builds an image and pushes it",
     Feature.LOGIN: "the cluster pulls images with its own secrets, which the setting "

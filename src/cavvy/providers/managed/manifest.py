@@ -17,12 +17,12 @@ from cavvy.providers.abilities import (
     WHO_AM_I,
 )
 from cavvy.providers.base import Feature, Manifest, explain_results
-from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.abilities import TOGETHER
 
 JobManifest = partial(
     Manifest,
     layer="cavvy.providers.managed.provider:make_provider",
-    abilities=ABILITIES,
+    abilities=TOGETHER,
     visibility_delay=timedelta(minutes=1),
 )
 NotebookManifest = partial(JobManifest, docs="docs/guides/notebooks.md", only_sessions=True)
@@ -47,6 +47,8 @@ def list_unsupported_by_jobs(job: str, *, page: str, disk: str) -> Mapping[Featu
         f"containers ({page})",
         Feature.TUNNEL: f"{job} is a container without the permission to create a WireGuard "
         f"interface ({page})",
+        Feature.REPAIR: f"the instances of {job} are requested together, and none of them can be "
+        f"replaced ({page})",
         Feature.RESULTS: explain_results(
             f"the disk of {job} is deleted when the job ends ({disk})", "the job"
         ),
@@ -94,6 +96,7 @@ def list_unsupported_by_notebooks(
         Feature.SPOT: f"{service}'s API has no spot option for {notebook} ({api})",
         Feature.CAPACITY: f"{service} does not report free capacity; {notebook} without capacity "
         f"fails, and Cavvy tries the next best offer ({api})",
+        Feature.REPAIR: f"a session has one node, {notebook} ({api})",
         Feature.RESULTS: f"{notebook} is deleted with its disk when the session ends ({deletion}). "
         "If the server is unreachable when the session ends, the results are stored in the bucket "
         "in `checkpoint.storage` or `server.results_url`",

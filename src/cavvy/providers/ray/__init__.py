@@ -18,6 +18,7 @@ UNSUPPORTED: Mapping[Feature, str] = {
     Feature.VOLUMES: "a Ray cluster has no named volumes to attach; use a `host` folder of its "
     "nodes",
     Feature.NETWORK: "Ray does not report the network's speed, and nodes cannot be chosen by speed",
+    Feature.REPAIR: "Cavvy does not replace single workers of a job yet",
     Feature.RESULTS: explain_results("a job's folder is deleted when the job ends", "the job"),
     Feature.DISK: "jobs use the nodes' own disks; size and type cannot be chosen",
 }

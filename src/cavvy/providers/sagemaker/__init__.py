@@ -7,7 +7,7 @@ from cavvy.providers.aws import ACCOUNT, REGIONS
 from cavvy.providers.base import Feature
 from cavvy.providers.managed.manifest import JobManifest, list_unsupported_by_jobs
 from cavvy.providers.settings import disk_setting, project_number, project_text
-from cavvy.providers.vm.abilities import ABILITIES
+from cavvy.providers.vm.abilities import TOGETHER
 
 _DOCS = "https://docs.aws.amazon.com/sagemaker/latest"
 _JOB = f"{_DOCS}/APIReference/API_CreateTrainingJob.html"
@@ -24,7 +24,7 @@ MANIFEST = JobManifest(
     name="sagemaker",
     title="Amazon SageMaker",
     cloud="cavvy.providers.sagemaker.jobs:SageMakerService",
-    abilities=(*ABILITIES, KEEPS_NODES),
+    abilities=(*TOGETHER, KEEPS_NODES),
     visibility_delay=timedelta(seconds=30),
     # SIGKILL follows SIGTERM after 120 seconds; the agent needs 10 of them for its last report
     notice=timedelta(seconds=110),

@@ -16,6 +16,7 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import isolation_setting, lost_setting, price_setting, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
+    Feature.REPAIR: "Cavvy does not replace single hosts of a gang yet",
     Feature.SPOT: "your own hosts have no cheaper preemptible capacity, so there are no spot "
     "offers",
     Feature.VOLUMES: "hosts have no named volumes to attach; use a `host` folder or an `nfs` "

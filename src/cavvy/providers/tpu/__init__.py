@@ -22,6 +22,8 @@ MANIFEST = make_manifest(
         Feature.CAPACITY: "the API lists the types of slices of a zone, but not how many "
         "slices are free; if a zone has no free slice, Cavvy tries the next best offer "
         f"({_DOCS}/regions-zones)",
+        Feature.REPAIR: "the hosts of a slice are created and deleted together "
+        f"({_DOCS}/system-architecture-tpu-vm)",
         Feature.SELF_END: "a slice whose hosts have shut themselves down still exists and is "
         f"billed; the server deletes these slices ({_DOCS}/managing-tpus-tpu-vm)",
         Feature.VOLUMES: f"{_DOCS}/attach-durable-block-storage",

@@ -11,13 +11,16 @@ from cavvy.providers.abilities import (
     CLOSEABLE,
     HAS_PARTS,
     RELAYS_AGENTS,
+    REPLACES_NODES,
     WHO_AM_I,
 )
 from cavvy.providers.base import Ability, Feature, Manifest, ProviderSetting, explain_results
 from cavvy.providers.settings import exchange_rate, flag, text
 
 REST_LAYER = "cavvy.providers.vm.account:make_provider"
-ABILITIES = (CHECKS_TASKS, WHO_AM_I, RELAYS_AGENTS, CLOSEABLE)
+# of clouds that start the nodes of a gang together, as one object
+TOGETHER = (CHECKS_TASKS, WHO_AM_I, RELAYS_AGENTS, CLOSEABLE)
+ABILITIES = (*TOGETHER, REPLACES_NODES)  # of clouds with a machine for each node
 
 # why most clouds lack a feature, with the cloud's page about it
 _REASONS = {
@@ -72,10 +75,15 @@ def make_manifest(
     """
     converts = [] if currency == "USD" else [exchange_rate(currency)]
     passed: ManifestFields = {"layer": REST_LAYER, "docs": f"docs/guides/{name}.md", **fields}
+    together = Feature.GANG in unsupported or Feature.REPAIR in unsupported
     return Manifest(
         name=name,
         title=title,
-        abilities=(*ABILITIES, *([HAS_PARTS] if zoned else []), *more_abilities),
+        abilities=(
+            *(TOGETHER if together else ABILITIES),
+            *([HAS_PARTS] if zoned else []),
+            *more_abilities,
+        ),
         visibility_delay=timedelta(minutes=1),
         rights=rights,
         unsupported=_explain_unsupported(title, machine, deletion, unsupported),

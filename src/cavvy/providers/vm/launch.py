@@ -88,16 +88,38 @@ class VmLauncher:
         record = replace(record, region=gang.offer.region)
         record = adopt(record, shown, self._machines)
         await self._ledger.put(record)  # the record must be stored before the first purchase
+        try:
+            await self._start_missing(gang, record, shown.at)
+        except (NoCapacity, Refused):
+            await self.give_up(self._ledger.get(gang.name) or record)
+            raise
+
+    async def replace(self, gang: GangSpec, ranks: Sequence[int]) -> None:
+        """See `ReplacesNodes.replace`. A node that gets no machine now stays without one until the
+        call is repeated.
+        """
+        record, shown = self._ledger.get(gang.name), await self._machines.list()
+        if record is None:
+            record = records.recall(gang.name, shown.begun(gang.name), self._now())
+        if record is None or record.removed or record.ended_at or record.given_up_at:
+            return
+        shown.require(gang.offer.region)
+        record = records.take_out(record, ranks, gang.round)
+        record = adopt(replace(record, region=gang.offer.region), shown, self._machines)
+        await self._ledger.put(record)  # the record must be stored before the purchase
+        with suppress(TryAgain, Refused):  # later polls delete what is left
+            record = await self.clear(record)
+        await self._start_missing(gang, record, shown.at)
+
+    async def _start_missing(
+        self, gang: GangSpec, record: records.VmGangRecord, listed_at: datetime
+    ) -> None:
+        """Request machines for all nodes that have none. Raises TryAgain, NoCapacity, Refused."""
         missing = [node for node in record.nodes if not node.id]
         groups = [missing] if self._traits.atomic_count else [[node] for node in missing]
         for group in groups:
-            if not group:
-                continue
-            try:
-                record = await self._start(gang, record, group, shown.at)
-            except (NoCapacity, Refused):
-                await self.give_up(self._ledger.get(gang.name) or record)
-                raise
+            if group:
+                record = await self._start(gang, record, group, listed_at)
         await self._ledger.put(replace(record, launched=True))
 
     def _begin(self, gang: GangSpec, before: records.VmGangRecord | None) -> records.VmGangRecord:
@@ -141,14 +163,15 @@ class VmLauncher:
         data = [await self._make_user_data(gang, node.rank) for node in group]
         for each in data:
             self._check_size(each)
-        names = [self._machines.names.make(record, node.rank) for node in group]
+        names = [self._machines.names.make(record, node) for node in group]
+        tries = [f"{node.round} {node.refused}" for node in group if node.round]
         request = MachineRequest(
             gang=gang,
             offer=gang.offer,
             names=names,
             user_data=data,
             tags={records.INSTALLATION: self._machines.names.mark, records.GANG: gang.name},
-            token=hashlib.sha256(" ".join(names).encode()).hexdigest()[:32],
+            token=hashlib.sha256(" ".join([*names, *tries]).encode()).hexdigest()[:32],
             public_key=self.public_key,
         )
         self._pace(record)
@@ -171,7 +194,7 @@ class VmLauncher:
     ) -> ProviderError:
         """Record that a request failed, and return the error to raise."""
         if not isinstance(error, CloudFault) or not error.uncertain:
-            asked = [replace(node, asked_at=None) for node in group]
+            asked = [replace(node, asked_at=None, refused=node.refused + 1) for node in group]
             await self._ledger.put(records.with_nodes(record, asked))
         if isinstance(error, Refused):
             return error
@@ -251,13 +274,12 @@ def adopt(
     """
     found: dict[str, list[str]] = {}
     unfit = (*_NOT_YET_OR_ENDED, *([MachineState.STOPPED] if machines.traits.created_off else []))
-    others = {*record.leftovers, *(node.id for node in record.rolled_back)}
     for _, machine in shown.of(record.name):
-        if machine.state not in unfit and machine.id not in others:
+        if machine.state not in unfit and machine.id not in record.past_ids:
             found.setdefault(machine.name, []).append(machine.id)
     nodes = []
     for node in record.nodes:
-        ids = sorted(found.get(machines.names.make(record, node.rank), []))
+        ids = sorted(found.get(machines.names.make(record, node), []))
         node = node if node.id or not ids else replace(node, id=ids[0])
         seen = shown.by_id.get(node.id)
         nodes.append(node if seen is None else machines.sight(node, seen, shown.at))
@@ -271,7 +293,7 @@ def add_strays(
     back, so that they are billed. Nodes of the record are not added. The record does not
     contain the time at which such a machine was requested, so the start of the launch is recorded.
     """
-    known = {node.id for node in (*record.nodes, *record.rolled_back)}
+    known = {node.id for node in (*record.nodes, *record.rolled_back, *record.replaced)}
     strays = [
         records.VmNode(rank=part.rank, id=machine.id, asked_at=record.intended_at)
         for part, machine in shown.alive(record.name)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from cavvy.domain.offers import Offer, Quota
 from cavvy.domain.tasks import Objection, TaskSpec
-from cavvy.providers.abilities import HAS_PARTS, TELLS_QUOTAS
+from cavvy.providers.abilities import HAS_PARTS, REPLACES_NODES, TELLS_QUOTAS
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -31,6 +31,7 @@ from cavvy.providers.vm.rest import RECORDER
 from cavvy.providers.vm.status import VmStatus
 
 Release = Callable[[str], Awaitable[None]]  # ends a kept machine; raises CloudFault, Refused
+Replace = Callable[[GangSpec, Sequence[int]], Awaitable[None]]  # see `ReplacesNodes.replace`
 ReadQuotas = Callable[[], Awaitable[Sequence[Quota]]]  # raises CloudFault, Refused
 
 
@@ -56,6 +57,7 @@ class VmProvider:
     """
 
     quotas: ReadQuotas  # set only with the ability TELLS_QUOTAS
+    replace: Replace  # set only with the ability REPLACES_NODES
     release: Release  # releases the kept machines of a gang; set only with the ability KEEPS_NODES
 
     def __init__(
@@ -87,6 +89,8 @@ class VmProvider:
         self.untold_quotas = untold_quotas
         if silent:  # only then does the provider have the ability HAS_PARTS
             self.silent = silent
+        if REPLACES_NODES in manifest.abilities:
+            self.replace = self._replace
         self._ledger = LaunchLedger(context.state, VmGangRecord)
         # returns the user data of one node of a gang
         self.make_user_data: MakeUserData = make_script or self._user_data
@@ -137,6 +141,19 @@ class VmProvider:
             except (NoCapacity, Refused):
                 await self._recorder.end(gang.name)
                 raise
+        if self._reach is not None:
+            self._reach.wake()
+
+    async def _replace(self, gang: GangSpec, ranks: Sequence[int]) -> None:
+        """See `ReplacesNodes.replace`."""
+        if self._calls:
+            self._node_endpoint()
+        RECORDER.set(self._recorder)
+        async with self._ledger.lock(gang.name):
+            await self._ledger.refresh(gang.name)
+            if self._reach is not None:
+                self._launcher.public_key = await self._reach.prepare(gang, again=True)
+            await self._launcher.replace(gang, ranks)
         if self._reach is not None:
             self._reach.wake()
 

@@ -128,13 +128,14 @@ class VmReach:
         # in /tmp, because the path of a socket may have at most 104 bytes
         self._sockets = make_sockets()
 
-    async def prepare(self, gang: GangSpec) -> str:
-        """Store the data that the gang's agents need, before the caller requests machines. Return
-        the public key that the machines must accept. Raises TryAgain.
+    async def prepare(self, gang: GangSpec, *, again: bool = False) -> str:
+        """Store the data that the gang's agents need, before the caller requests machines. `again`
+        means that machines are requested for a gang that has started. Return the public key that
+        the machines must accept. Raises TryAgain.
         """
         await self._records.refresh(gang.name)
         known = self._gangs.get(gang.name)
-        if known is None or not known.started:
+        if again or known is None or not known.started:
             before = self._records.get(gang.name) or ReachRecord(name=gang.name)
             record = replace(
                 before,
@@ -392,7 +393,8 @@ class VmReach:
         record = self._records.get(gang) or ReachRecord(name=gang)
         started = record.started | {machine}
         known = self._gangs.get(gang)
-        done = known is not None and known.ids <= started
+        made = known is not None and all(each.id for each in known.nodes)
+        done = known is not None and made and known.ids <= started
         token = "" if done else record.token
         await self._records.put(replace(record, started=started, token=token))
 

@@ -4,12 +4,14 @@ gang's machines are found by their names.
 A machine's name is `cv-MARK-GANG-LAUNCH-RANK-COUNT`. MARK identifies the installation. Each launch
 of a gang has its own LAUNCH, so that machines of an abandoned launch are not mistaken for machines
 of the next launch. COUNT is the gang's number of nodes, which shows whether machines of the gang
-are missing. If a gang's name is too long for the cloud, GANG is a hash of the name.
+are missing. RANK of a machine that replaces a lost one is COUNT higher than that of the lost one:
+in a gang of 8 nodes, the machines of rank 3 have the numbers 3, 11, 19, ... If a gang's name is too
+long for the cloud, GANG is a hash of the name.
 """
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -23,6 +25,7 @@ INSTALLATION, GANG = "cavvy-installation", "cavvy-gang"  # tags of a machine
 _MARK, _HASH, _LAUNCH = 10, 20, 4
 _NAME = re.compile(rf"{NAME_PREFIX}[0-9a-f]{{{_MARK}}}-.+-[0-9a-f]{{{_LAUNCH}}}-\d+-\d+")
 _REST = 28  # characters of a name without the hash: the prefix, the other parts and the dashes
+_TURNS = 50  # machines of a rank with different names; by then, the first ones are long gone
 
 
 class VmNode(Struct, frozen=True, kw_only=True):
@@ -31,6 +34,11 @@ class VmNode(Struct, frozen=True, kw_only=True):
     """
 
     rank: int
+    number: int = 0  # how many nodes of this rank were replaced before
+    # the round that asked for this node (`GangSpec.round`) if it replaces a lost one, otherwise 0;
+    # None if the record was lost
+    round: int | None = 0
+    refused: int = 0  # how often the cloud has refused a machine for this node
     asked_at: datetime | None = None
     id: str = ""
     # the last time at which the cloud reported that the machine was not billed yet
@@ -74,6 +82,7 @@ class VmGangRecord(Struct, frozen=True, kw_only=True):
     leftovers: tuple[str, ...] = ()  # ids of machines that must be deleted
     # machines of failed launches, and duplicates: they are billed, and are no nodes
     rolled_back: tuple[VmNode, ...] = ()
+    replaced: tuple[VmNode, ...] = ()  # nodes that were lost and replaced
     # when the layer saw that all machines had ended; their bills may have ended long before
     ended_at: datetime | None = None
 
@@ -91,8 +100,14 @@ class VmGangRecord(Struct, frozen=True, kw_only=True):
 
     @property
     def cleared(self) -> bool:
-        """Whether all machines that were rolled back have ended."""
-        return all(node.ended_at is not None for node in self.rolled_back)
+        """Whether all machines that were rolled back or replaced have ended."""
+        return all(node.ended_at is not None for node in (*self.rolled_back, *self.replaced))
+
+    @property
+    def past_ids(self) -> frozenset[str]:
+        """The ids of machines that must not become nodes of the gang (again)."""
+        past = (*self.rolled_back, *self.replaced)
+        return frozenset((*self.leftovers, *(node.id for node in past)))
 
 
 def is_over(record: VmGangRecord) -> bool:
@@ -111,6 +126,7 @@ class MachineName(NamedTuple):
     launch: str
     rank: int
     nodes: int
+    number: int = 0  # how many machines of this rank were replaced before
 
 
 class MachineNames:
@@ -121,11 +137,12 @@ class MachineNames:
         self._limit = limit
         self._hash = min(_HASH, limit - _REST)  # number of digits of the hash of a gang's name
 
-    def make(self, record: VmGangRecord, rank: int) -> str:
-        count = len(record.nodes)
-        parts = MachineName(record.name, record.launch, rank, count)
+    def make(self, record: VmGangRecord, node: VmNode) -> str:
+        count, turn = len(record.nodes), node.number % _TURNS
+        parts = MachineName(record.name, record.launch, node.rank, count, turn)
         # the last rank has the longest name, and all names of a gang are made alike
-        if len(self._join(parts._replace(rank=count - 1))) <= self._limit:
+        longest = parts._replace(rank=count - 1, number=_TURNS - 1)
+        if len(self._join(longest)) <= self._limit:
             return self._join(parts)
         return self._join(parts._replace(gang=_digest(record.name, self._hash)))
 
@@ -139,9 +156,10 @@ class MachineNames:
         gang = gang.removeprefix(head)
         if not (gang and rank.isdecimal() and count.isdecimal() and len(launch) == _LAUNCH):
             return None
+        number, first = divmod(int(rank), max(1, int(count)))
         if machine.tags.get(INSTALLATION) == self.mark:
             gang = machine.tags.get(GANG) or gang
-        return MachineName(gang, launch, int(rank), int(count))
+        return MachineName(gang, launch, first, int(count), number)
 
     def same(self, written: str, gang: str) -> bool:
         """Return whether `written`, the part GANG of a machine's name, belongs to the gang whose
@@ -150,7 +168,8 @@ class MachineNames:
         return written in (gang, _digest(gang, self._hash))
 
     def _join(self, parts: MachineName) -> str:
-        fields = [parts.gang, parts.launch, str(parts.rank), str(parts.nodes)]
+        rank = parts.rank + parts.number * parts.nodes
+        fields = [parts.gang, parts.launch, str(rank), str(parts.nodes)]
         return NAME_PREFIX + "-".join([self.mark, *fields])
 
 
@@ -182,21 +201,23 @@ def recall(
     name: str, found: Sequence[tuple[MachineName, CloudMachine]], now: datetime
 ) -> VmGangRecord | None:
     """Restore a gang's lost record from its machines. Return None if all machines have ended. If
-    the machines belong to several launches, the most complete launch is used.
+    the machines belong to several launches, the most complete launch is used. Of the machines of
+    one rank, the newest is used.
     """
-    launches: dict[str, dict[int, CloudMachine]] = {}
+    launches: dict[str, dict[int, tuple[int, CloudMachine]]] = {}
     counts: Mapping[str, int] = {part.launch: part.nodes for part, _ in found}
-    for part, machine in sorted(found, key=lambda each: each[1].id):
+    for part, machine in sorted(found, key=lambda each: (-each[0].number, each[1].id)):
         if machine.state is not MachineState.ENDED and part.rank < counts[part.launch]:
-            launches.setdefault(part.launch, {}).setdefault(part.rank, machine)
+            known = launches.setdefault(part.launch, {})
+            known.setdefault(part.rank, (part.number, machine))
     if not launches:
         return None
     launch = max(launches, key=lambda each: (len(launches[each]) / counts[each], each))
     machines = launches[launch]
-    nodes = [VmNode(rank=rank) for rank in range(counts[launch])]
-    for rank, machine in machines.items():
-        certain = machine.state is not MachineState.REQUESTED
-        nodes[rank] = VmNode(rank=rank, id=machine.id if certain else "", asked_at=now)
+    nodes = [VmNode(rank=rank, round=None) for rank in range(counts[launch])]
+    for rank, (number, machine) in machines.items():
+        found_id = "" if machine.state is MachineState.REQUESTED else machine.id
+        nodes[rank] = replace(nodes[rank], number=number, id=found_id, asked_at=now)
     return VmGangRecord(
         name=name,
         launch=launch,
@@ -204,6 +225,40 @@ def recall(
         nodes=tuple(nodes),
         launched=all(node.id for node in nodes),
     )
+
+
+def take_out(record: VmGangRecord, ranks: Collection[int], number: int) -> VmGangRecord:
+    """Return the record, in which the nodes of these ranks are listed as replaced, and new nodes
+    without machines have taken their places. `number` is that of the round; nodes that this round
+    has already replaced stay. Nodes of a record that was lost stay if their machines run, because
+    this round may have asked for them.
+    """
+    nodes, replaced, doomed = [], list(record.replaced), set(record.leftovers)
+    for node in record.nodes:
+        kept = node.round is None and node.ended_at is None
+        if node.rank not in ranks or node.round == number:
+            nodes.append(node)
+        elif kept or not node.id:
+            nodes.append(replace(node, round=number))
+        else:
+            if node.ended_at is None:
+                doomed.add(node.id)
+                node = replace(node, deleted=True)
+            replaced.append(node)
+            nodes.append(VmNode(rank=node.rank, number=node.number + 1, round=number))
+    return replace(
+        record, nodes=tuple(nodes), replaced=tuple(replaced), leftovers=tuple(sorted(doomed))
+    )
+
+
+def is_awaited(record: VmGangRecord, part: MachineName, machine: str) -> bool:
+    """Return whether a machine that is no node of the gang may be the one with which a lost node is
+    replaced."""
+    over = record.removed or record.ended_at is not None or record.given_up_at is not None
+    if over or machine in record.past_ids or part.launch != record.launch:
+        return False
+    missing = [node for node in record.nodes if record.launched and not node.id]
+    return (part.rank, part.number) in [(node.rank, node.number % _TURNS) for node in missing]
 
 
 class MachineBill(Struct, frozen=True, kw_only=True):

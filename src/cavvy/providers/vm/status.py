@@ -30,6 +30,7 @@ from cavvy.providers.vm.records import (
     VmNode,
     begin,
     end_node,
+    is_awaited,
     recall,
     with_nodes,
 )
@@ -227,7 +228,9 @@ class VmStatus:
             record = _without_blame(record, seen)
             await self._ledger.put(record)
         if not record.cleared:
-            record = replace(record, rolled_back=await self._see_nodes(record.rolled_back, shown))
+            rolled_back = await self._see_nodes(record.rolled_back, shown)
+            replaced = await self._see_nodes(record.replaced, shown)
+            record = replace(record, rolled_back=rolled_back, replaced=replaced)
             await self._ledger.put(record)
         await self._sweep(record, shown)
 
@@ -313,7 +316,11 @@ class VmStatus:
         alive = shown.alive(record.name)
         mine = record.ids if not record.removed else frozenset()
         if record.started or record.given_up_at is not None:
-            late = {machine.id for _, machine in alive if machine.id not in mine}
+            late = {
+                machine.id
+                for part, machine in alive
+                if machine.id not in mine and not is_awaited(record, part, machine.id)
+            }
         else:  # the launch is in progress, so unknown machines may belong to its nodes
             late = {machine.id for part, machine in alive if part.launch != record.launch}
         late |= {machine.id for _, machine in alive if machine.state is MachineState.STOPPED}
@@ -397,6 +404,7 @@ def make_seen(record: VmGangRecord, sighted: Mapping[str, datetime]) -> GangSeen
         no_capacity=any(node.no_capacity for node in nodes),
         nodes=tuple(_make_node(record, node, sighted) for node in nodes),
         rolled_back=tuple(_make_node(record, node, sighted) for node in record.rolled_back),
+        replaced=tuple(_make_node(record, node, sighted) for node in record.replaced),
     )
 
 

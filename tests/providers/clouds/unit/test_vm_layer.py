@@ -33,7 +33,14 @@ from cavvy.providers.contract.memory_cloud import (
 )
 from cavvy.providers.contract.rest_stand_in import finish
 from cavvy.providers.hosts import boot
-from cavvy.providers.vm.cloud import CloudFault, CloudMachine, CloudTraits, read_fault
+from cavvy.providers.vm.cloud import (
+    CloudFault,
+    CloudMachine,
+    CloudTraits,
+    MachineState,
+    Reach,
+    read_fault,
+)
 from cavvy.providers.vm.machines import LIST_AGE
 from cavvy.providers.vm.provider import VmProvider
 from cavvy.providers.vm.records import MachineNames, make_record
@@ -119,13 +126,80 @@ async def test_a_gang_with_a_hashed_name_and_no_record_is_one_gang_again(tmp_pat
     assert place.billed() == 0
 
 
+class RequestedCloud(MemoryCloud):
+    """Lists a new machine as requested until it has booted, so that no node has it yet."""
+
+    def _show(self, rented: Rented) -> CloudMachine | None:
+        shown = super()._show(rented)
+        requested = shown is not None and shown.state is MachineState.STARTING
+        return replace(shown, state=MachineState.REQUESTED) if shown and requested else shown
+
+
+async def lose_one(place: MemoryPlace, provider: VmProvider | None = None) -> GangSpec:
+    gang = make_gang(place, nodes=2)
+    await (provider or place.provider(OURS)).launch(gang)
+    await place.settle()
+    place.lose(1)
+    await place.settle()
+    return replace(gang, round=2)
+
+
+async def test_a_requested_machine_of_a_repair_is_not_deleted(tmp_path: Path) -> None:
+    """The answer to the request was lost, and the cloud may still refuse the machine."""
+    place = MemoryPlace(BARE, tmp_path)
+    place.cloud = RequestedCloud(BARE)
+    gang = await lose_one(place)
+    place.fail(0, LaunchFault.LOST)
+    with suppress(TryAgain):
+        await place.provider(OURS).replace(gang, [1])
+    place.cloud.boot_time = timedelta(hours=1)
+    await place.settle()
+    await place.provider(OURS).gangs()
+    assert place.billed() == 2
+    place.cloud.boot_time = timedelta(0)
+    await place.provider(OURS).replace(gang, [1])
+    assert (place.billed(), len(place.cloud.machines)) == (2, 3)
+
+
+@pytest.mark.parametrize("fault", [LaunchFault.LOST, LaunchFault.FULL])
+async def test_a_refused_machine_is_requested_as_a_new_one(
+    tmp_path: Path, fault: LaunchFault
+) -> None:
+    """Clouds repeat their answer to a request with the same token, also if they refused it."""
+    place = MemoryPlace(TOKENS, tmp_path)
+    gang = await lose_one(place)
+    begun = len(place.cloud.requests)
+    place.fail(0, fault)
+    with suppress(TryAgain, NoCapacity):
+        await place.provider(OURS).replace(gang, [1])
+    await place.provider(OURS).replace(gang, [1])
+    tokens = [each.token for each in place.cloud.requests[begun:]]
+    assert (len(tokens), len(set(tokens))) == (2, 1 if fault is LaunchFault.LOST else 2)
+    assert tokens[0] not in [each.token for each in place.cloud.requests[:begun]]
+
+
+async def test_an_agent_by_ssh_gets_the_token_again_for_a_repair(tmp_path: Path) -> None:
+    """The token is forgotten when all agents have started, so a repair must store it again."""
+    place = MemoryPlace(replace(BARE, reach=Reach.SSH), tmp_path)
+    provider, state = place.provider(OURS), place.states[OURS]
+    gang = await lose_one(place, provider)
+    [document] = await state.read("reach", gang.name)
+    used = replace(document, body=document.body.replace('"t"', '""'), version=2)
+    assert await state.swap(used)
+    await provider.replace(gang, [1])
+    [document] = await state.read("reach", gang.name)
+    assert '"token":"t"' in document.body
+    await provider.close()
+
+
 @pytest.mark.parametrize("nodes", [11, 101])
 @pytest.mark.parametrize("length", range(34, 42))
 def test_all_machines_of_a_gang_have_names_of_one_kind(nodes: int, length: int) -> None:
     """The names of the last ranks are the longest; none may be hashed alone."""
     names = MachineNames(OURS, 63)
     record = make_record("g" * length, nodes, datetime(2026, 1, 1, tzinfo=UTC))
-    made = [names.make(record, rank) for rank in range(nodes)]
+    nodes_made = [*record.nodes, *(replace(node, number=49) for node in record.nodes)]
+    made = [names.make(record, node) for node in nodes_made]
     assert len({each.split("-")[2] for each in made}) == 1
     assert max(len(each) for each in made) <= 63
 

@@ -15,14 +15,16 @@ NAMES = MachineNames("an installation", 63)
 
 @pytest.mark.parametrize("gang", ["rm-1-job-1", "a" * 80])
 def test_the_names_of_machines_are_recognized(gang: str) -> None:
-    assert is_machine_name(NAMES.make(make_record(gang, 12, NOW), 11))
+    record = make_record(gang, 12, NOW)
+    assert is_machine_name(NAMES.make(record, record.nodes[11]))
 
 
 @pytest.mark.parametrize(
     "name", ["cv-images", "cv-train-0-1", "cv-imagenet-data-abcd-0-1", "cv-0123456789", "x", ""]
 )
 async def test_objects_of_users_are_left_alone(name: str) -> None:
-    machine = NAMES.make(make_record("gone", 1, NOW), 0)
+    record = make_record("gone", 1, NOW)
+    machine = NAMES.make(record, record.nodes[0])
     found = [{"id": "theirs", "name": name}, {"id": "nameless"}, {"id": "ours", "name": machine}]
     times, dropped = iter([NOW, NOW + timedelta(hours=2)]), list[str]()
 
