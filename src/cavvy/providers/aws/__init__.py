@@ -45,7 +45,7 @@ ACCOUNT = (
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.REPAIR: "one request starts all instances of a gang, and Cavvy does not replace single "
-    "ones yet",
+    "ones yet (https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_RunInstances.html)",
     Feature.RESULTS: explain_results(
         "an instance's disk is deleted when the instance ends "
         "(https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/terminating-instances.html)",
