@@ -20,7 +20,9 @@ SENSITIVE = {
 READS = {
     "/v1/projects/{project}/dicts": ("path", "view"),
     "/v1/projects/{project}/queues": ("path", "view"),
+    "/v1/apps": ("query", "view"),
     "/v1/projects/{project}/apps": ("path", "view"),
+    "/v1/projects/{project}/apps/{name}/figures": ("path", "view"),
     "/v1/projects/{project}/apps/{name}": ("path", "view"),
     "/v1/projects/{project}/apps/{name}/calls": ("path", "view"),
     "/v1/projects/{project}/apps/{name}/functions/{function}": ("path", "view"),

@@ -24,7 +24,7 @@ from cavvy.client.paths import job_path, machine_path, make_key, project_path, q
 from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patience
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 94  # increases with every change to the routes
+REVISION = 95  # increases with every change to the routes
 _MOVES = 63  # the first revision in which a retry can replace resources
 _CHOOSES = 74  # the first revision in which a retry can name a checkpoint
 
@@ -432,7 +432,7 @@ class ApiClient:
         """
         base = job_path(project, name) + "/exec"
         ask = wire.ExecAsk(command=command, rank=rank)
-        started = self.ask(base + query(user=_name_user()), wire.ExecStarted, ask, retry=False)
+        started = self.ask(base + query(user=own_user_name()), wire.ExecStarted, ask, retry=False)
         offset, exit_code = 0, None
         try:
             while exit_code is None:
@@ -450,7 +450,7 @@ class ApiClient:
         event names `program`, the command of Cavvy that opens the session.
         """
         ask = wire.ExecAsk(rank=rank, session=True)
-        target = job_path(project, name) + "/exec" + query(user=_name_user(), program=program)
+        target = job_path(project, name) + "/exec" + query(user=own_user_name(), program=program)
         return self.ask(target, wire.ExecStarted, ask, retry=False).id
 
     def read_exec(self, project: str, name: str, exec_id: str, *, offset: int) -> ExecChunk:
@@ -759,7 +759,7 @@ def _read_times(text: str) -> list[tuple[int, float]]:
     return [(int(offset), float(at)) for offset, _, at in pairs]
 
 
-def _name_user() -> str:
+def own_user_name() -> str:
     """Return the name of the user on this machine, or "" if the user has no name."""
     try:
         return getpass.getuser()

@@ -100,9 +100,12 @@ def show_span(seconds: float | None) -> str:
 
 
 def show_latency(seconds: float | None) -> str:
-    """Return a time below a minute with three digits, such as "85 ms" or "1.25 s"."""
+    """Return a time below a minute with up to three digits, such as "0.4 ms", "85 ms" or
+    "1.25 s"."""
     if seconds is None:
         return "–"
+    if 0 < seconds < 0.00095:
+        return f"{seconds * 1000:.1g} ms"
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.3g} s" if seconds < 59.95 else show_span(seconds)

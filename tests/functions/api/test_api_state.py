@@ -247,9 +247,9 @@ async def test_rights_are_those_of_the_project(api: Api) -> None:
     assert code(hidden) == (404, "project-not-found")
 
 
-async def begin(api: Api, token: str, project: str) -> str:
+async def begin(api: Api, token: str, project: str, tags: str = "{}") -> str:
     """The gang of a job of an account that runs."""
-    text = {"text": "{name: t, run: 'true', resources: {providers: [fake]}}"}
+    text = {"text": f"{{name: t, run: 'true', tags: {tags}, resources: {{providers: [fake]}}}}"}
     job = (await ask_as(api, token, "POST", f"/projects/{project}/jobs", text)).json()
     gang = (await api.attempt(job["id"])).gang
     claim = {

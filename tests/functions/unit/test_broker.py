@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ class Served:
 
     def __init__(self, app: App, address: str, meet: str) -> None:
         self.app, self.meet = app, meet
+        self.end: Callable[[], object] = lambda: None
+        self.told: list[dict[str, Any]] = []  # what the broker tells the control plane
         self.link = BrokerLink(lambda: dial_broker(address), None, PickleCodec())
         self.run = AppRun(app)
         self.run._find_link = lambda function: self.link  # type: ignore[method-assign]
@@ -97,21 +99,50 @@ def served(tmp_path: Path) -> Iterator[Served]:
     (tmp_path / "meet").mkdir(mode=0o700)
     meet = f"{tmp_path}/meet/x.sock:{_KEY}"
     (tmp_path / "key").write_text(_KEY)
+    address = tmp_path / "address.json"
+    found = Served(app, str(address), meet)
+    agent = Agent(tmp_path / "agent", found.told)
+    env = {k: v for k, v in os.environ.items() if k != "CAVVY_FUNCTIONS"}
     process = subprocess.Popen(
         [sys.executable, str(serve.__file__), "app.json", f"{tmp_path}/meet/x.sock"],
         cwd=tmp_path,
-        env={k: v for k, v in os.environ.items() if k != "CAVVY_FUNCTIONS"},
+        env={**env, "CAVVY_NOTICE": agent.path, "CAVVY_JOB": "j1"},
     )
-    address = tmp_path / "address.json"
+    found.end = lambda: (process.terminate(), process.wait(60))
     wait_until(lambda: address.exists() and address.read_text().endswith("}"))
-    found = Served(app, str(address), meet)
     try:
         yield found
     finally:
         found.link.close()
         found.run.close()
-        process.terminate()
-        process.wait(60)
+        found.end()
+        agent.close()
+
+
+class Agent:
+    """The agent of a node, as far as a broker asks it: it keeps what it is asked."""
+
+    def __init__(self, path: Path, told: list[dict[str, Any]]) -> None:
+        self.path, self._told = str(path), told
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(self.path)
+        self._socket.listen()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._socket.close()
+
+    def _serve(self) -> None:
+        with suppress(OSError), self._socket.accept()[0] as made, made.makefile() as lines:
+            for line in lines:
+                ask = json.loads(line)["ask"]
+                assert ask["to"] == "apps/report"
+                self._told.append(json.loads(ask["body"]))
+                answer = {"id": ask["id"], "status": 200, "body": {}}
+                made.sendall(json.dumps({"answer": answer}).encode() + b"\n")
 
 
 def wait_until(holds: Any) -> None:
@@ -119,6 +150,24 @@ def wait_until(holds: Any) -> None:
     while not holds():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_the_control_plane_is_told_what_calls_did(served: Served) -> None:
+    assert served.spawn("add", 1).get(timeout=60) == 2
+    with pytest.raises(TypeError):
+        served.spawn("add", "x").get(timeout=60)
+    call = served.spawn("both", "a")
+    call.cancel()
+    served.end()
+    minutes = [each for told in served.told for each in told["minutes"]]
+    added = [each for each in minutes if each["function"] == "add"]
+    assert (added[-1]["done"], added[-1]["failed"]) == (1, 1)
+    failed = next(each for each in added[-1]["recent"] if each["state"] == "failed")
+    assert failed["type"] == "TypeError"
+    assert "add" in failed["trace"]
+    assert 0 < failed["ran_s"] <= failed["took_s"]
+    assert served.told[-1]["workers"] == 0, "it has ended"
+    assert all(waiting == 0 for waiting, _, _ in served.told[-1]["gauges"].values())
 
 
 def test_cancelled_calls_leave_their_places_in_a_batch(served: Served) -> None:

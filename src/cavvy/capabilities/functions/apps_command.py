@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.capabilities.functions.signatures import say_arguments, say_kind
 from cavvy.cli.reach.session import call_server, project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure, note_out
@@ -85,8 +86,8 @@ def show(app: str, project: str, output: str) -> None:
         json_out(rows)
         return
     for row in rows:
-        row["arguments"] = _say_arguments(row["arguments"])
-        row["result"] = _say_kind(row["result"])
+        row["arguments"] = say_arguments(row["arguments"])
+        row["result"] = say_kind(row["result"])
     columns = [
         TableColumn("name", "FUNCTION"),
         TableColumn("arguments", wrap=True),
@@ -268,21 +269,3 @@ def _list_running(client: "ApiClient", project: str, app: "DeployedApp") -> list
             if error.code != "job-not-found":
                 raise
     return found
-
-
-def _say_arguments(schema: dict[str, dict[str, object]]) -> str:
-    needed = schema.get("required", ())
-    said = []
-    for name, each in schema.get("properties", {}).items():
-        default = each.get("default", None) if isinstance(each, dict) else None
-        rest = "" if name in needed else f" = {json.dumps(default)}"
-        said.append(f"{name}: {_say_kind(each)}{rest}")
-    return ", ".join(said)
-
-
-def _say_kind(schema: object) -> str:
-    if not isinstance(schema, dict):
-        return "any"
-    if "anyOf" in schema:
-        return " or ".join(map(_say_kind, schema["anyOf"]))
-    return str(schema.get("type", "any"))

@@ -1,9 +1,18 @@
 """What functions contribute."""
 
-from cavvy.frame.capability import Capability, Command, Export, OwnTables
+from cavvy.frame.capability import (
+    Capability,
+    Command,
+    ConsoleAction,
+    ConsolePage,
+    Export,
+    OwnTables,
+)
 
 _APP = "cavvy.capabilities.functions.app"
 _STATE = "cavvy.capabilities.functions.state"
+_COUNTS = "cavvy.capabilities.functions.counts"
+_PAGES = "cavvy.capabilities.functions.pages"
 _ERRORS = "cavvy.capabilities.functions.errors"
 CAPABILITY = Capability(
     name="functions",
@@ -37,8 +46,10 @@ CAPABILITY = Capability(
         "cavvy.capabilities.functions.routes:router",
         f"{_STATE}.routes:router",
         f"{_STATE}.routes:agent_router",
+        f"{_COUNTS}.routes:router",
+        f"{_COUNTS}.routes:agent_router",
     ),
-    own_tokens=("/agent/v1/asks/state",),
+    own_tokens=("/agent/v1/asks/state", "/agent/v1/asks/apps"),
     errors="cavvy.capabilities.functions",
     tables=OwnTables(
         "cavvy.capabilities.functions",
@@ -46,6 +57,12 @@ CAPABILITY = Capability(
         snapshots=("function_jobs",),
     ),
     reconcilers=("cavvy.capabilities.functions.dispatcher:FunctionCalls",),
+    pages=(
+        ConsolePage("/apps", f"{_PAGES}:make", "Apps", after="/jobs"),
+        ConsolePage("/apps/{project}/{name}", f"{_PAGES}:make_one"),
+        ConsolePage("/apps/{project}/{name}/calls/{call}", f"{_PAGES}:make_call"),
+    ),
+    actions=(ConsoleAction("/apps/{project}/{name}/calls/{call}/cancel", f"{_PAGES}:cancel"),),
     exports=(
         Export("App", f"{_APP}:App"),
         Export("Dict", f"{_STATE}.objects:Dict"),

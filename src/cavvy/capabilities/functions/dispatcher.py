@@ -22,6 +22,7 @@ from cavvy.api.errors import ApiProblem
 from cavvy.api.exec_carrier import ExecCarrier
 from cavvy.api.routes import submission
 from cavvy.capabilities.functions import wire
+from cavvy.capabilities.functions.counts.rows import CountRows
 from cavvy.capabilities.functions.frames import (
     MOST_BYTES,
     CallFrames,
@@ -125,6 +126,7 @@ class FunctionCalls(StandingReconciler):
         now = self._parts.clock.now()
         await self.rows.expire(now - _KEPT)
         await StateRows(*self._parts.store.database).sweep(now)
+        await CountRows(*self._parts.store.database).sweep(now)
 
     async def is_needed(self) -> bool:
         return bool(await self.rows.list_apps())

@@ -12,6 +12,7 @@ from typing import Annotated
 from fastapi import Header, Path, Query
 from msgspec import Raw
 from msgspec.json import decode, encode
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,6 +25,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user, principal_of
 from cavvy.api.wire import MIB, read_bytes, reply
 from cavvy.capabilities.functions import wire
+from cavvy.capabilities.functions.counts.rows import CountRows
 from cavvy.capabilities.functions.dispatcher import explain_full, find_calls, name_call
 from cavvy.capabilities.functions.rows import (
     CANCELLED,
@@ -66,6 +68,7 @@ _SHOWN = 200  # calls in a list
 _MOST_READ = 16 * MIB  # bytes of results in an answer
 _LOOK_S = 2.0  # between two looks at calls for which a request waits, if nothing tells of them
 _MOST_PARTS = 50
+_MOST_BRIEF = 500  # letters of an error in a list
 # keys of a task that no job of functions has; some need more rights than to run a job
 _REFUSED = (
     "edge", "service", "array", "sweep", "search", "after", "group", "schedule", "session",
@@ -155,6 +158,7 @@ async def delete_app(
     note_change(request, before={"revision": before[0].revision}, after=None)
     await _rows(app_state).delete(project, name)
     await find_calls(app_state).rows.delete(project, name)
+    await CountRows(*app_state.store.database).delete(project, name)
     find_calls(app_state).look(project, name)
 
 
@@ -178,9 +182,10 @@ async def claim(
 
 @router.get("/{name}/calls", rule=in_path(Permission.VIEW), errors=("app-not-found",))
 async def list_calls(
-    app_state: AppState, project: ProjectPath, name: NamePath
+    app_state: AppState, project: ProjectPath, name: NamePath, traces: bool = True
 ) -> list[wire.CallSummary]:
-    """List the newest calls of an app that the server keeps."""
+    """List the newest calls of an app that the server keeps. Without `traces`, those that failed
+    have no traceback."""
     await _find(app_state, project, name)
     return [
         wire.CallSummary(
@@ -188,7 +193,7 @@ async def list_calls(
             function=each.function,
             state=each.state,
             user=each.user,
-            end=_read_end(each.answer),
+            end=_read_end(each.answer) if traces else _leave_trace(each.answer),
             created_at=each.created_at,
             ended_at=each.ended_at,
         )
@@ -458,6 +463,12 @@ async def _wait_for(
 
 def _read_end(answer: str) -> wire.CallEnd:
     return decode(answer, type=wire.CallEnd) if answer else wire.CallEnd()
+
+
+def _leave_trace(answer: str) -> wire.CallEnd:
+    """Return how a call has ended in a few words."""
+    end = _read_end(answer)
+    return replace(end, trace="", text=end.text[:_MOST_BRIEF])
 
 
 async def _check_part(app_state: AppState, project: str, name: str, part: wire.AppPartAsk) -> None:

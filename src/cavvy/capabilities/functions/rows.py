@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from cavvy.capabilities.functions.wire import NextJobAsk
 from cavvy.domain.values import Struct
-from cavvy.store.base import RowNotFound
+from cavvy.store.base import ProjectFilter, RowNotFound, is_visible
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import RowCodec
@@ -51,6 +51,12 @@ class FunctionRows:
         sql = f"{_PARTS.select} WHERE {where} ORDER BY app, part"
         rows = await self._read(lambda session: session.run(sql, values).fetchall())
         return [_PARTS.make(row) for row in rows]
+
+    async def list_all(self, projects: ProjectFilter) -> Sequence[StoredPart]:
+        """Return the rows of all apps of these projects."""
+        rows = await self._read(lambda session: session.run(_PARTS.select, ()).fetchall())
+        found = [_PARTS.make(row) for row in rows if is_visible(str(row[0]), projects)]
+        return sorted(found, key=lambda each: (each.project, each.app, each.part))
 
     async def revisions(self, project: str) -> dict[str, str]:
         """Return the revision of each app of a project."""

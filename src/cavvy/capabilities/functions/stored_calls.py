@@ -10,6 +10,7 @@ from cavvy.capabilities.functions import payload, wire
 from cavvy.capabilities.functions.app import Function
 from cavvy.capabilities.functions.calls import FunctionCall
 from cavvy.capabilities.functions.errors import KINDS, CallFailed, CallTimeout
+from cavvy.client.client import own_user_name
 from cavvy.client.errors import ApiError
 from cavvy.sdk.connections import Connections
 from cavvy.sdk.errors import InvalidArgument
@@ -219,7 +220,7 @@ class CallKeeper:
         return sha256(written).hexdigest()
 
     def _send(self, connections: Connections, batch: list[wire.CallAsk]) -> Iterator[KeptCall]:
-        ask = wire.CallsAsk(calls=batch, consent=self._consent)
+        ask = wire.CallsAsk(calls=batch, consent=self._consent, user=own_user_name())
         try:
             with connections.use() as client:
                 taken = wire.add_calls(client, self._project, self._app, ask)

@@ -230,8 +230,11 @@ def read_calls(client: ApiClient, project: str, app: str, ask: CallsReadAsk) -> 
     return client.ask(path, CallsRead, ask, wait_s=ask.wait_s)
 
 
-def list_calls(client: ApiClient, project: str, app: str) -> list[CallSummary]:
-    return client.ask(f"{_path(project, app)}/calls", list[CallSummary])
+def list_calls(
+    client: ApiClient, project: str, app: str, *, traces: bool = True
+) -> list[CallSummary]:
+    asked = "" if traces else query(traces="false")
+    return client.ask(f"{_path(project, app)}/calls{asked}", list[CallSummary])
 
 
 def cancel_call(client: ApiClient, project: str, app: str, call: str) -> None:

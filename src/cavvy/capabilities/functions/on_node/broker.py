@@ -20,12 +20,14 @@ import stat
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from cavvy.capabilities.functions.frames import PIECE, CallFrames, Head, WrongFrame, pack, prove
+from cavvy.capabilities.functions.on_node.counts import CallCounts, find_reporter
 from cavvy.capabilities.functions.on_node.start import (
     StartedProcess,
     find_address_file,
@@ -36,6 +38,7 @@ _LOST_TRIES = 3  # how often a call is started again after its process has ended
 _AHEAD_S = 0.02  # short calls of this length together are sent to a process before it is free
 _MOST_AHEAD = 32
 _IDLE_LOOK_S = 1.0
+_REPORT_S = 5.0  # between two reports of what runs and has ended
 _KILL_S = 5.0
 _NOTHING = pickle.dumps(None)  # the answer to a caller that waits for one
 _GREET_S = 10.0  # in which a connection must show that it is a caller's
@@ -59,6 +62,7 @@ class BrokerCall:
         "number",
         "over",
         "parts",
+        "since",
         "timer",
         "tries",
         "worker",
@@ -75,6 +79,7 @@ class BrokerCall:
         self.tries = self.losses = self.parts = 0
         self.worker: Worker | None = None
         self.began = 0.0
+        self.since = time.monotonic()
         self.timer: asyncio.TimerHandle | None = None
         self.over = False
 
@@ -225,6 +230,8 @@ class Caller(Peer):
     def answer(self, call: BrokerCall, head: Head, body: bytes) -> None:
         """Send the end of a call."""
         self.calls.pop(call.caller_id, None)
+        if call.answer is None:
+            self.broker.count(call, head)
         if call.key:
             call.answer = head, body
             if self.transport is None or self.transport.is_closing():
@@ -257,6 +264,8 @@ class Caller(Peer):
             self.calls[number] = call
             if call.key:
                 self.broker.keyed[call.key] = self._keyed[number] = call
+            else:
+                self.broker.counts.begin(head["fn"])
             served.add(call)
             return
         # the control plane has lost its connection, and sends the call again
@@ -556,6 +565,7 @@ class Broker:
         self.callers: set[Caller] = set()
         self.keyed: dict[str, BrokerCall] = {}
         self.used_at = time.monotonic()
+        self.counts, self._reporter = CallCounts(), find_reporter()
         self.spool = os.path.join(os.getcwd(), ".cavvy", "spool")
         os.makedirs(self.spool, mode=0o700, exist_ok=True)
         self._files = self._number = 0
@@ -620,9 +630,10 @@ class Broker:
             least = max(each.spec["min_replicas"], begun)
             for _ in range(min(each.most, least)):
                 each.start()
-        idle = self.loop.create_task(self._watch_idle())
+        watching = [self.loop.create_task(each) for each in (self._watch_idle(), self._report())]
         await self._over.wait()
-        idle.cancel()
+        for task in watching:
+            task.cancel()
         await self._leave()
 
     def count_room(self, gpus: int, cpus: float | None) -> int:
@@ -665,6 +676,8 @@ class Broker:
         """Forget a call whose caller is gone or has cancelled it. Its process ends if it runs it
         now, and runs nothing else."""
         call.over = True
+        if not call.key:
+            self.counts.drop(call.head["fn"])
         self.keyed.pop(call.key, None)
         remove(call.head.get("file", ""))
         call.caller.calls.pop(call.caller_id, None)  # type: ignore[attr-defined]  # it is a Caller
@@ -689,6 +702,30 @@ class Broker:
                 with suppress(FileNotFoundError):
                     os.unlink(self._meet)
                 await self.loop.create_unix_server(lambda: Caller(self, here=True), self._meet)
+
+    def count(self, call: BrokerCall, head: Head) -> None:
+        """Count a call that has ended."""
+        now = time.monotonic()
+        ran_s = now - call.began if call.began else 0.0
+        told = {**head, "key": call.key}
+        self.counts.end(call.head["fn"], told, ran_s, now - call.since, time.time())
+
+    async def _report(self) -> None:
+        """Tell the control plane what runs and has ended, for the page of the app."""
+        while self._reporter is not None:
+            await asyncio.sleep(_REPORT_S)
+            self._tell()
+
+    def _tell(self) -> None:
+        running, kept = Counter[str](), Counter[str]()
+        workers = [each for served in self.served for each in served.workers]
+        for worker in workers:
+            for call in islice(worker.calls.values(), worker.served.concurrency):
+                running[call.head["fn"]] += 1
+                kept[call.head["fn"]] += bool(call.key)
+        report = self.counts.take(len(workers), running, kept, time.time())
+        if report is not None and self._reporter is not None:
+            self._reporter.put(report)
 
     async def _watch_idle(self) -> None:
         idle_s, alone_s = self.spec["idle_s"], self.spec["alone_s"]
@@ -728,6 +765,9 @@ class Broker:
         for worker in workers:
             worker.kill()
             worker.process.wait()
+        if self._reporter is not None:
+            self._tell()
+            await asyncio.to_thread(self._reporter.close)
 
 
 def say(text: str) -> None:

@@ -44,18 +44,20 @@ def find_asker(project: str | None) -> StateAsker:
                 f"a job of project {own} reaches no dict or queue of project {project}",
                 "leave `project` out, and deploy the app into the other project",
             )
-        return _NodeAsker(path)
+        return NodeAsker(path)
     from cavvy.frame.discover import load
 
     made: StateAsker = load("cavvy.capabilities.functions.state.client:ClientAsker")(project)
     return made
 
 
-class _NodeAsker:
-    """Asks through the socket of the node's agent. Each thread has a connection of its own."""
+class NodeAsker:
+    """Asks through the socket of the node's agent. Each thread has a connection of its own. `room`
+    is the first part of the path of what is asked for.
+    """
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, room: str = "state") -> None:
+        self._path, self._room = path, room
         self._local = threading.local()
 
     def ask(self, kind: str, name: str, fields: Fields) -> dict[str, Any]:
@@ -91,7 +93,7 @@ class _NodeAsker:
             self._local.read = bytearray()
             made.connect(self._path)
         number = token_hex(6)
-        ask = {"id": number, "to": f"state/{kind}", "lane": self._local.lane}
+        ask = {"id": number, "to": f"{self._room}/{kind}", "lane": self._local.lane}
         made.sendall(json.dumps({"ask": {**ask, "body": json.dumps(fields)}}).encode() + b"\n")
         while True:
             line = self._read_line(made)

@@ -1,0 +1,1 @@
+"""What brokers count of their calls, for the pages of apps."""

@@ -1,0 +1,253 @@
+"""Routes for what brokers count of their calls: they tell it through the agent of their node, and
+users read it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from math import ceil
+from typing import Annotated, NamedTuple
+
+from fastapi import Query
+from msgspec.json import decode
+from starlette.requests import Request
+
+from cavvy.api.app_state import AppState
+from cavvy.api.errors import ApiProblem
+from cavvy.api.routes.agents import GangQuery, RankQuery, enter_attempt
+from cavvy.api.routes.jobs import ProjectPath
+from cavvy.api.routing import RouteGroup
+from cavvy.api.rules import GANG, in_path, in_query
+from cavvy.api.wire import read
+from cavvy.capabilities.functions.counts.rows import AppCounts, AppKey, CountRows
+from cavvy.capabilities.functions.counts.wire import (
+    MOST_REPORT,
+    AppFigures,
+    AppSummary,
+    CountsAsk,
+    FunctionFigures,
+    FunctionMinute,
+    RecentCall,
+)
+from cavvy.capabilities.functions.frames import clean
+from cavvy.capabilities.functions.on_node.counts import time_of
+from cavvy.capabilities.functions.routes import NamePath
+from cavvy.capabilities.functions.rows import FunctionRows, StoredPart
+from cavvy.capabilities.functions.wire import AppPartAsk
+from cavvy.domain.accounts import Permission
+from cavvy.store.base import ProjectFilter
+
+router = RouteGroup("apps", prefix="/v1")
+agent_router = RouteGroup("agent", prefix="/agent/v1/asks/apps")
+APP_TAG = "cavvy-app"  # of the jobs of apps, with the name
+_HOUR = timedelta(hours=1)
+_STEPS, _LEAST_STEPS = 60, 10  # of the period of figures
+_MOST_HOURS = 744.0
+_MOST_RECENT = 200
+_NOTHING = AppCounts(0, 0, 0)
+
+
+@agent_router.post("/report", rule=GANG, ask=CountsAsk)
+async def report(request: Request, gang: GangQuery, rank: RankQuery) -> None:
+    """Tell what the functions of the job do."""
+    app_state, attempt = await enter_attempt(request, gang, rank)
+    told = await read(request, CountsAsk, MOST_REPORT)
+    job = await app_state.store.job(attempt.job_id)
+    if not (app := job.task.tags.get(APP_TAG, "")):
+        raise ApiProblem("invalid-request", f"the job {job.id} runs no app")
+    await CountRows(*app_state.store.database).put(
+        job.project, app[:50], job.id, told, app_state.now()
+    )
+
+
+@router.get("/apps", rule=in_query(Permission.VIEW))
+async def list_all(app_state: AppState, projects: ProjectFilter) -> list[AppSummary]:
+    """List the apps that are deployed or run, with what they do now."""
+    rows, now = CountRows(*app_state.store.database), app_state.now()
+    gauges = await rows.list_gauges(projects, now)
+    counts = await rows.count(projects, now - _HOUR)
+    deployed: dict[AppKey, list[StoredPart]] = {}
+    for part in await FunctionRows(*app_state.store.database).list_all(projects):
+        deployed.setdefault((part.project, part.app), []).append(part)
+    return [
+        _summarize(key, deployed.get(key, ()), gauges.get(key, ()), counts.get(key, _NOTHING))
+        for key in sorted({*deployed, *gauges})
+    ]
+
+
+@router.get(
+    "/projects/{project}/apps/{name}/figures",
+    rule=in_path(Permission.VIEW),
+    errors=("app-not-found",),
+)
+async def read_figures(
+    app_state: AppState,
+    project: ProjectPath,
+    name: NamePath,
+    hours: Annotated[float, Query(gt=0, le=_MOST_HOURS)] = 1.0,
+) -> AppFigures:
+    """Get how often the functions of an app were called, how long this took, and the newest calls
+    that the server has not kept."""
+    rows, now = CountRows(*app_state.store.database), app_state.now()
+    since = now - timedelta(hours=hours)
+    gauges = (await rows.list_gauges(project, now)).get((project, name), ())
+    minutes = await rows.list_minutes(project, name, since)
+    kept = await rows.count_kept(project, name, since)
+    if not gauges and not minutes:
+        parts = await FunctionRows(*app_state.store.database).parts(project, name)
+        if not parts:
+            raise ApiProblem("app-not-found", f"project {project} has no app {name}")
+    running = [told for _, told in gauges if told is not None]
+    functions = sorted(
+        {each.function for _, each in minutes}
+        | {function for told in running for function in told.gauges}
+        | {function for _, function in kept}
+    )
+    grid = TimeGrid.make([each.minute for _, each in minutes], now)
+    return AppFigures(
+        begin=datetime.fromtimestamp(grid.begin_s, UTC),
+        step_s=grid.step_s,
+        workers=sum(each.workers for each in running),
+        jobs=_list_busy(gauges),
+        functions=[
+            _measure(
+                function,
+                [each for _, each in minutes if each.function == function],
+                running,
+                kept.get((name, function), _NOTHING),
+                grid,
+            )
+            for function in functions
+        ],
+        recent=_list_recent(minutes),
+    )
+
+
+class TimeGrid(NamedTuple):
+    """The steps of a period, which begins `begin_s` seconds after 1970."""
+
+    begin_s: float
+    step_s: float
+    steps: int
+
+    @classmethod
+    def make(cls, minutes: Iterable[int], now: datetime) -> "TimeGrid":
+        """Return at most 60 steps of whole minutes from the first of these minutes until now; at
+        least 10, so that a few minutes are no whole picture."""
+        now_s = now.timestamp()
+        first_s = min([*minutes, now_s - _LEAST_STEPS * 60])
+        step_s = max(1, ceil((now_s - first_s) / 60 / _STEPS)) * 60.0
+        begin_s = first_s // step_s * step_s
+        return cls(begin_s, step_s, max(1, ceil((now_s - begin_s) / step_s)))
+
+    def find(self, minute: int) -> int:
+        """Return the number of the step in which a minute begins."""
+        return min(max(int((minute - self.begin_s) // self.step_s), 0), self.steps - 1)
+
+
+def find_time(buckets: Mapping[int, int], share: float) -> float | None:
+    """Return the time that this share of the calls did not exceed, or None without calls."""
+    left = sum(buckets.values()) * share
+    for bucket in sorted(buckets):
+        left -= buckets[bucket]
+        if left <= 1e-9:
+            return time_of(bucket)
+    return None
+
+
+def _summarize(
+    key: AppKey,
+    parts: Sequence[StoredPart],
+    gauges: Sequence[tuple[str, CountsAsk | None]],
+    counts: AppCounts,
+) -> AppSummary:
+    documents = [decode(each.document, type=AppPartAsk) for each in parts]
+    functions = [each.name for document in documents for each in document.functions]
+    running = [told for _, told in gauges if told is not None]
+    waits, runs, kept = _sum_gauges(each for told in running for each in told.gauges.values())
+    return AppSummary(
+        project=key[0],
+        name=key[1],
+        revision=parts[0].revision if parts else "",
+        user=parts[0].user if parts else "",
+        deployed_at=parts[0].updated_at if parts else None,
+        functions=functions or sorted({name for told in running for name in told.gauges}),
+        jobs=_list_busy(gauges),
+        workers=sum(each.workers for each in running),
+        waiting=waits + max(0, counts.waiting - kept),
+        running=runs,
+        done=counts.done,
+        failed=counts.failed,
+    )
+
+
+def _list_busy(gauges: Sequence[tuple[str, CountsAsk | None]]) -> list[str]:
+    """Return the jobs that have a process or calls; one that ends tells that it has none."""
+    return [
+        job
+        for job, told in gauges
+        if told is not None and (told.workers or any(map(any, told.gauges.values())))
+    ]
+
+
+def _sum_gauges(gauges: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
+    sums = [0, 0, 0]
+    for each in gauges:
+        for place, number in enumerate(each):
+            sums[place] += number
+    return sums[0], sums[1], sums[2]
+
+
+def _measure(
+    function: str,
+    minutes: Sequence[FunctionMinute],
+    running: Sequence[CountsAsk],
+    kept: AppCounts,
+    grid: TimeGrid,
+) -> FunctionFigures:
+    """Return the figures of a function."""
+    told = (each.gauges[function] for each in running if function in each.gauges)
+    waits, runs, runs_kept = _sum_gauges(told)
+    ran = [Counter[int]() for _ in range(grid.steps)]
+    took = [Counter[int]() for _ in range(grid.steps)]
+    for each in minutes:
+        at = grid.find(each.minute)
+        for steps, buckets in ((ran, each.ran), (took, each.took)):
+            for bucket, count in buckets.items():
+                steps[at][int(bucket)] += count
+    whole = sum(ran, Counter[int]())
+    return FunctionFigures(
+        name=function,
+        waiting=waits + max(0, kept.waiting - runs_kept),
+        running=runs,
+        done=sum(each.done for each in minutes) + kept.done,
+        failed=sum(each.failed for each in minutes) + kept.failed,
+        ran=(find_time(whole, 0.5), find_time(whole, 0.99)),
+        ran_p50=[find_time(each, 0.5) for each in ran],
+        ran_p99=[find_time(each, 0.99) for each in ran],
+        took_p50=[find_time(each, 0.5) for each in took],
+        took_p99=[find_time(each, 0.99) for each in took],
+    )
+
+
+def _list_recent(minutes: Sequence[tuple[str, FunctionMinute]]) -> list[RecentCall]:
+    found = [
+        RecentCall(
+            function=minute.function,
+            job=job,
+            state=each.state,
+            ended_at=datetime.fromtimestamp(each.ended_s, UTC),
+            ran_s=each.ran_s,
+            took_s=each.took_s,
+            type=clean(each.type),
+            text=clean(each.text),
+            trace=clean(each.trace),
+        )
+        for job, minute in minutes
+        for each in minute.recent
+        if each.ended_s < _LATEST_S
+    ]
+    return sorted(found, key=lambda each: each.ended_at, reverse=True)[:_MOST_RECENT]
+
+
+_LATEST_S = 1e11  # seconds since 1970, of a clock that is wrong
