@@ -229,7 +229,7 @@ def test_what_is_exported_is_read_back_as_the_same_objects(text: str) -> None:
         ),
         ("      containers:", "      initContainers: [{}]\n      containers:", "in `setup`"),
         ("kind: Deployment\nmetadata", "kind: DaemonSet\nmetadata", "has DaemonSet"),
-        ("kind: Service\n", "kind: Deployment\n", "one Deployment"),
+        ("v1\nkind: Service\n", "apps/v1\nkind: Deployment\n", "one Deployment"),
         ("nvidia.com/gpu: 1,", "google.com/tpu: 4,", "cannot request this resource"),
         ("nvidia.com/gpu: 1,", "nvidia.com/mig-1g.10gb: 1,", "cannot request this resource"),
         (
@@ -364,7 +364,7 @@ def test_a_wrong_form_is_told(old: str) -> None:
     [
         ("      containers:", "      hostPID: true\n      containers:", 1, "serve` would refuse"),
         ("", "", 0, "`cavvy serve` starts this service"),
-        ("command: [python, serve.py]", "command: 7", 2, "Kubernetes does not accept"),
+        ("command: [python, serve.py]", "command: 7", 2, "`command` is no list"),
     ],
 )
 def test_validate_says_whether_serve_accepts_a_file(

@@ -290,7 +290,7 @@ def test_an_inference_service_of_an_image() -> None:
         ),
         (
             make_inference(containers=[{"name": "a", "image": "i"}], minReplicas="x"),
-            "does not accept",
+            "`minReplicas`",
         ),
     ],
 )

@@ -17,7 +17,7 @@ from cavvy.domain.values import Struct, replace
 from cavvy.spec.kept_keys import TranslationNotes
 from cavvy.spec.problems import ProblemNotes, SourceMark, slug
 from cavvy.spec.translation import KeptKey
-from cavvy.spec.tree import ListNode, MapNode, Node
+from cavvy.spec.tree import ListNode, MapNode, Node, ScalarNode
 from cavvy.spec.writing import make_keys
 
 _PROFILES = "COMPOSE_PROFILES"
@@ -109,6 +109,7 @@ def translate(
     project = reader.text(root.get("name")) if isinstance(root, MapNode) else ""
     project = slug(project or folder.resolve().name) or "compose"
     _name_volumes(services, root, project, reader)
+    _check_networks(root, reader)
     tasks, said = _join(services, project, reader)
     for service, task in zip(services.values(), tasks, strict=True):
         check_task(task, {}, service.mark, notes)
@@ -205,6 +206,30 @@ def _check_needs(services: Mapping[str, _Service], reader: ComposeReader) -> Non
         message = f"the services wait for each other: {first} depends on {path}"
         mark = services[first].mark if first in services else SourceMark(line=1, column=1)
         reader.notes.add(mark, message, suggestion="delete one of these lines")
+
+
+def _check_networks(root: Node, reader: ComposeReader) -> None:
+    """Object to networks of services that the file does not declare."""
+    if not isinstance(root, MapNode):
+        return
+    table, services = root.get("networks"), root.get("services")
+    known = {key.text for key, _ in table.entries} if isinstance(table, MapNode) else set[str]()
+    for name, service in services.entries if isinstance(services, MapNode) else ():
+        node = service.get("networks") if isinstance(service, MapNode) else None
+        named = (
+            [key for key, _ in node.entries]
+            if isinstance(node, MapNode)
+            else [each for each in node.items if isinstance(each, ScalarNode)]
+            if isinstance(node, ListNode)
+            else []
+        )
+        for each in named:
+            if each.text not in known | {"default"}:
+                message = (
+                    f"{name.text} uses the network {each.text}, which `networks` does not have"
+                )
+                hint = f"add `{each.text}:` there"
+                reader.notes.add(each.mark, message, suggestion=hint)
 
 
 def _name_volumes(

@@ -245,7 +245,10 @@ def _read_gpus(
         yield given
         return
     all_of_them = node is None and reader.text(table.get("runtime")) == "nvidia"
-    if all_of_them or isinstance(node, ScalarNode):  # gpus: all
+    if isinstance(node, ScalarNode) and node.text != "all":
+        reader.notes.add(node.mark, f"gpus: {node.text} is no list", expected="all, or a list")
+        return
+    if all_of_them or isinstance(node, ScalarNode):
         yield AcceleratorNeed(count_max=_MANY)
         return
     wanted = (
@@ -462,6 +465,11 @@ def list_ports(table: MapNode, reader: ComposeReader) -> list[tuple[int, str]]:
             if not first.isdecimal() or not 0 < int(first) < 65_536:
                 expected = "a port such as 8080:80"
                 reader.notes.add(each.mark, f"{inner!r} is no port", expected=expected)
+                continue
+            at = outer.partition("-")[0]
+            if key == "ports" and at and not (at.isdecimal() and int(at) < 65_536):
+                expected = "a port such as 8080:80"
+                reader.notes.add(each.mark, f"{outer!r} is no port", expected=expected)
                 continue
             found.append((int(first), outer.partition("-")[0] if key == "ports" else ""))
     return found

@@ -51,6 +51,7 @@ _RATE = re.compile(r"requests?_per_sec(ond)?|request_rate|(^|_)[rq]ps($|_)")
 _IN_FLIGHT = re.compile(r"in_?flight|concurren|active_requests|requests_active")
 _GPU = re.compile(rf"{GPU_PERCENT.lower()}|duty_cycle|gpu_utili[sz]ation")
 _PROMETHEUS = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_NO_MAPS: Mapping[str, Mapping[str, str]] = {}
 
 
 def read_service_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> TaskSpec | None:
@@ -124,7 +125,7 @@ def _expand(text: str, names: Collection[str], write: Callable[[str], str]) -> s
 def read_env(
     objects: ServiceObjects,
     kept_keys: TranslationNotes,
-    config_maps: Mapping[str, Mapping[str, str]] = {},
+    config_maps: Mapping[str, Mapping[str, str]] = _NO_MAPS,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the variables of the container, and the names of those that are secrets.
     `config_maps` has the values of the ConfigMaps in the file.
@@ -140,6 +141,9 @@ def read_env(
             env[name] = value
         elif source:
             reason = f"{next(iter(source))} has no equivalent; write a value"
+            if (key := at(source, "configMapKeyRef")) and config_maps is not _NO_MAPS:
+                reason = f"no ConfigMap {key.get('name')} in this file has the key "
+                reason += f"{key.get('key')}; put it there, or write a value"
             kept_keys.refuse(objects.mark, f"env.{name}", reason)
         elif name not in _AGENT:
             env[name] = _fill(str(each.get("value", "")), env)
@@ -420,8 +424,10 @@ def read_volumes(objects: ServiceObjects, kept_keys: TranslationNotes) -> tuple[
         elif "emptyDir" in source:
             kept_keys.note(objects.mark, f"volumes.{name}", "a folder of the container is used")
         else:
-            kind = next((key for key in source if key != "name"), "nothing")
-            kept_keys.refuse(objects.mark, f"volumes.{name}", f"{kind} has no equivalent")
+            kind = next((key for key in source if key != "name"), "")
+            reason = f"{kind} has no equivalent" if kind else "the pod has no volume of this name"
+            where = f"volumes.{name}" if source else f"volumeMounts.{name}"
+            kept_keys.refuse(objects.mark, where, reason)
     return tuple(found)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from cavvy.capabilities.importers.dialects import Dialect
 from cavvy.capabilities.importers.kubernetes.deployment import read_service_task
+from cavvy.capabilities.importers.kubernetes.forms import check_forms
 from cavvy.capabilities.importers.kubernetes.jobs import read_job
 from cavvy.capabilities.importers.kubernetes.objects import (
     FoundService,
@@ -37,6 +38,9 @@ def translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
 
 def _translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
     kept_keys = TranslationNotes()
+    check_forms(documents, notes)
+    if len(notes):
+        return Translation(kind=Dialect.KUBERNETES, what="file")
     if (job := find_job(documents, kept_keys)) is not None:
         return _translate_job(job, notes, kept_keys)
     service = read_objects(documents, kept_keys)

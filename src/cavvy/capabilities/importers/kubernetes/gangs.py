@@ -191,6 +191,10 @@ def _read_operator_job(
         task = _read_mpi(job, spec, roles, read_pod, kept)
     else:
         _compare(job, where, roles, kept)
+        for name in ("Master", "Chief"):
+            if int(roles.get(name, {}).get("replicas", 1)) != 1:
+                reason = "there is one; the others are Workers"
+                kept.refuse(job.mark, f"{where}.{name}.replicas", reason)
         task = read_pod(job, at(next(iter(roles.values())), "template"), kept)
         nodes = sum(int(role.get("replicas", 1)) for role in roles.values())
         task = task and replace(task, nodes=nodes, run=_begin(job.kind, spec, roles) + task.run)

@@ -96,7 +96,7 @@ def find_job(documents: Sequence[Node], kept_keys: TranslationNotes) -> JobObjec
 
 def _read_kinds(documents: Sequence[Node]) -> dict[str, list[tuple[SourceMark, Values]]]:
     found: dict[str, list[tuple[SourceMark, Values]]] = {}
-    for node in chain.from_iterable(map(_list_objects, documents)):
+    for node in chain.from_iterable(map(list_objects, documents)):
         values = to_value(node)
         if isinstance(values, dict):
             found.setdefault(str(values.get("kind")), []).append((node.mark, values))
@@ -132,7 +132,7 @@ def read_objects(documents: Sequence[Node], kept_keys: TranslationNotes) -> Foun
     return FoundService(kind=kind, mark=mark, values=values, others=others)
 
 
-def _list_objects(node: Node) -> Sequence[Node]:
+def list_objects(node: Node) -> Sequence[Node]:
     """Return the objects of a document. `kubectl get -o yaml` writes several as one List."""
     is_list = isinstance(node, MapNode) and text_at(node, "kind") == "List"
     return items(child(node, "items")) if is_list else (node,)

@@ -120,6 +120,9 @@ def read_ray(job: JobObject, read_pod: PodReader, kept: TranslationNotes) -> Tas
         cluster = spec
     keep_table(job.mark, cluster, _OF_CLUSTER, where, kept)
     head = at(cluster, "headGroupSpec")
+    if not head:
+        kept.refuse(job.mark, f"{where}.headGroupSpec", "expected the group of the head")
+        return None
     workers: Sequence[Values] = cluster.get("workerGroupSpecs") or ()
     for key, group in (("headGroupSpec", head), *(("workerGroupSpecs", each) for each in workers)):
         keep_table(job.mark, group, _OF_GROUP, f"{where}.{key}", kept)

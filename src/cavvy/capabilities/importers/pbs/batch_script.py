@@ -221,6 +221,8 @@ class _PbsScriptReader:
         again = self._text("r")
         if again and again not in ("y", "n"):
             self._object("r", f"-r {again} is not what qsub expects", "y or n")
+        if (joins := self._text("j")) and joins not in ("oe", "eo", "n"):
+            self._object("j", f"-j {joins} is not what qsub expects", "oe, eo or n")
         folder = self._text("d")
         if folder.startswith(("/", "~")) or ".." in folder.split("/"):
             reason = "delete it: the script runs in the folder that --workdir FOLDER names"
@@ -369,6 +371,10 @@ class _PbsScriptReader:
                 count = first
             else:
                 rest.insert(0, first)
+            if wrong := [each for each in rest if "=" not in each]:
+                expected = "NUMBER:NAME=VALUE, such as 2:ncpus=8"
+                self._notes.add(mark, f"select: {wrong[0]!r} is no resource", expected=expected)
+                rest = [each for each in rest if "=" in each]
             values = dict(each.partition("=")[::2] for each in rest)
             found = _Chunk(count=self._whole("select", count, mark), is_stated=True)
             chunks.append(self._add_values(found, values, mark))

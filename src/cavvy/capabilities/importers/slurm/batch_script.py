@@ -46,7 +46,7 @@ from cavvy.domain.values import replace
 from cavvy.spec.fields.arrays import read_indices
 from cavvy.spec.fields.kinds import WrongValue
 from cavvy.spec.kept_keys import TranslationNotes
-from cavvy.spec.problems import ProblemNotes, SourceMark, shown, slug
+from cavvy.spec.problems import ProblemNotes, SourceMark, listed, shown, slug
 from cavvy.spec.translation import Translation
 
 _T = TypeVar("_T")
@@ -111,6 +111,7 @@ _NOTED |= dict.fromkeys(
 )
 # options that say how sbatch itself speaks
 _UNHEEDED = split_words("quiet verbose get-user-env parsable ignore-pbs")
+_EXCLUSIVE = ("user", "mcs", "topo")
 _NEEDS_GPUS = "--{} needs GPUs, and the script asks for none"
 _CONTAINER = "write `image` and `volumes` in a Cavvy file"
 _REFUSED = {
@@ -370,7 +371,7 @@ class _ScriptReader:
             "output": self._text("output") or self._find_output(text),
             "error": self._text("error"),
             "append": self._text("open-mode").startswith("a"),
-            "exclusive": "exclusive" in self._found,
+            "exclusive": self._check_words(),
             "partition": self._text("partition"),
             "account": self._text("account"),
             "folder": self._read_folder(),
@@ -478,6 +479,17 @@ class _ScriptReader:
         sizes = NodeRange(least=nodes, most=most) if most > nodes else None
         return nodes, tasks or (per_node or 1) * nodes, per_node, sizes
 
+    def _check_words(self) -> bool:
+        """Check the options of which Slurm knows a few words. Return whether the job wants whole
+        nodes."""
+        if (word := self._text("exclusive")) and word.lower() not in _EXCLUSIVE:
+            message = f"--exclusive={word} is not what sbatch expects"
+            self._object("exclusive", message, f"write no value, or {listed(_EXCLUSIVE)}")
+        if (word := self._text("open-mode")) and word[0] not in "at":
+            message = f"--open-mode={word} is not what sbatch expects"
+            self._object("open-mode", message, "write append or truncate")
+        return "exclusive" in self._found
+
     def _count_gpus(self, nodes: int) -> int:
         """Return the GPUs of a node for `--ntasks-per-gpu`, or 0, which is noted."""
         expected = "a number, or TYPE:NUMBER such as a100:4"
@@ -502,7 +514,7 @@ class _ScriptReader:
                 kinds[name] = found[0]
             return found[1]
 
-        gres = self._value("gres", _read_gres, "gpu:NUMBER or gpu:TYPE:NUMBER")
+        gres = self._value("gres", _read_gres, "gpu:NUMBER or gpu:TYPE:NUMBER, once")
         self._sort_gres()
         take("gres", gres, lambda count: count)
         on_node = self._value("gpus-per-node", read_gpus, expected)
@@ -683,10 +695,13 @@ class _ScriptReader:
 
 def _read_gres(text: str) -> tuple[str, int] | None:
     """Return the type and number of the GPUs among generic resources."""
+    found = None
     for part in text.split(","):
-        name, _, rest = part.strip().partition(":")
+        name, colon, rest = part.strip().partition(":")
         if name in ("gpu", "gres/gpu"):
-            return read_gpus(rest or "1")
-        if not re.fullmatch(r"[\w/.-]+", name):
+            if found is not None or (colon and not rest):
+                raise ValueError(text)
+            found = read_gpus(rest or "1")
+        elif not re.fullmatch(r"[\w/.-]+", name):
             raise ValueError(text)
-    return None
+    return found
