@@ -83,7 +83,7 @@ class ReportingAgent:
     # what the client tells its agent
 
     def delivered(self) -> None:
-        if self._outbox.empty and self._told_at is not None:
+        if self._outbox.told and self._told_at is not None:
             self.waits_s.append(time.monotonic() - self._told_at)
             self._told_at = None
 

@@ -265,6 +265,8 @@ class ControlPlaneClient:
                     "rank": self._config.rank,
                     "nonce": self._nonce,
                     "at": now_text(),  # shows how far this node's clock is from the server's
+                    # whether the outbox keeps what the server has taken, but not stored
+                    "keeps": self._outbox.keeps,
                 }
                 body = json.dumps(who)[:-1].encode() + b', "messages": ' + batch + b"}"
                 self._messages.ask("POST", "/agent/v1/messages", body, self._applied)
@@ -325,7 +327,8 @@ class ControlPlaneClient:
             channel.close()
 
     def _applied(self, fields: ConfigFields) -> None:
-        self._outbox.acknowledge(fields.read("ack", "int"))
+        taken = fields.read("taken", "int | None")
+        self._outbox.acknowledge(fields.read("ack", "int"), taken or 0)
         self._went_on()
 
     def _stored(self, fields: ConfigFields) -> None:

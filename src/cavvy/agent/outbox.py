@@ -42,7 +42,8 @@ class MessageOutbox:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._unsent: list[tuple[int, str]] = []
+        self._unsent: list[tuple[int, str]] = []  # unacknowledged
+        self._taken = 0  # the server will store the messages up to this number soon
         self._latest: dict[str, dict[str, Any]] = {}
         self._last = 0
         self._settled_at = 0.0
@@ -65,9 +66,21 @@ class MessageOutbox:
         return not self._unsent and not self._latest
 
     @property
+    def told(self) -> bool:
+        """Whether the server has all messages, in its memory at least."""
+        return not self._latest and (not self._unsent or self._unsent[-1][0] <= self._taken)
+
+    @property
     def stored(self) -> bool:
         """Whether the disk holds all undelivered messages."""
         return not self._unwritten and not self._latest
+
+    @property
+    def keeps(self) -> bool:
+        """Whether more messages fit that the server has taken and not stored. If not, the server
+        must store all now, so that the file can begin anew.
+        """
+        return os.fstat(self._file).st_size <= REWRITE_BYTES
 
     def has(self, kind: str) -> bool:
         """Return whether a message of this kind is unacknowledged."""
@@ -92,17 +105,21 @@ class MessageOutbox:
 
     def batch(self, limit: int = 200) -> bytes:
         """Return the next messages to send as a JSON list, or b"" if there are none."""
-        if not self._unsent and self._latest and time.monotonic() - self._settled_at > VOLATILE_S:
+        quiet = not self._unsent or self._unsent[-1][0] <= self._taken
+        if quiet and self._latest and time.monotonic() - self._settled_at > VOLATILE_S:
             self.settle()
-        if not self._unsent:
-            return b""
-        lines, size = [], 0
-        for _, line in self._unsent[:limit]:
+        lines: list[str] = []
+        size = 0
+        for seq, line in self._unsent:
+            if seq <= self._taken:
+                continue
+            if len(lines) == limit:
+                break
             lines.append(line)
             size += len(line)
             if size > BATCH_CHARACTERS:
                 break
-        return ("[" + ",".join(lines) + "]").encode()
+        return ("[" + ",".join(lines) + "]").encode() if lines else b""
 
     def _count_waiting(self) -> int:
         return sum(len(line) for _, line in self._unsent)
@@ -119,8 +136,12 @@ class MessageOutbox:
             lines.append(json.dumps(dict(fields, **exit)))
         return lines
 
-    def acknowledge(self, seq: int) -> None:
-        """Remove all messages up to number `seq`, which the server has processed."""
+    def acknowledge(self, seq: int, taken: int = 0) -> None:
+        """Remove all messages up to number `seq`, which the server has stored. Those up to number
+        `taken` are not sent again, unless a later answer of the server says that it has them no
+        more, such as after a crash.
+        """
+        self._taken = max(seq, taken)
         self._unsent = [(number, line) for number, line in self._unsent if number > seq]
         if not self._unsent and os.fstat(self._file).st_size > REWRITE_BYTES:
             os.ftruncate(self._file, 0)

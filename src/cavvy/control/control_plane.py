@@ -236,7 +236,11 @@ class ControlPlane:
 
     def _make_deferred(self, store: Store) -> Deferred:
         self.attempt_counts = AttemptCounts(self._clock.now())
-        return Deferred(store, self._outside.notes, self.hint, self.attempt_counts.note)
+        return Deferred(store, self._outside.notes, self.hint, self._note_written)
+
+    def _note_written(self, changes: AtomicWrite) -> None:
+        self.attempt_counts.note(changes)
+        self.agents.gathered.note(changes)
 
     def _make_advisor(self) -> DeadlineAdvisor:
         outside = self._outside

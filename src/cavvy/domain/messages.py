@@ -148,10 +148,14 @@ class ClaimRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesStored:
-    """Every message up to number `seq` is applied and stored."""
+    """Every message up to number `seq` is applied and stored, and every message up to number
+    `taken`, if it is not None, will be stored soon. The agent keeps these messages, and sends them
+    again if it is told of an older `taken`.
+    """
 
     seq: int
     lease: timedelta
+    taken: int | None = None
     every: timedelta | None = None  # the checkpoint interval, if Cavvy chooses it
 
 

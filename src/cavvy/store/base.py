@@ -23,7 +23,7 @@ from typing import NamedTuple
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Charge, Event
 from cavvy.domain.figures import FigureBlock, StepValues
-from cavvy.domain.jobs import FAR, Attempt, JobPhase, JobRecord, Node
+from cavvy.domain.jobs import FAR, Attempt, AttemptPhase, JobPhase, JobRecord, Node
 from cavvy.domain.machines import NamedMachine
 from cavvy.domain.markets import Observation
 from cavvy.domain.units import Money
@@ -154,6 +154,15 @@ class JobReading(Struct, frozen=True, kw_only=True):
     job: JobRecord
     attempts: Sequence[Attempt]
     nodes: Mapping[str, Sequence[Node]]  # by the attempt's ID, sorted by rank
+
+
+class RankReading(NamedTuple):
+    """The row of a node, and the versions of its attempt and its job."""
+
+    node: Node
+    phase: AttemptPhase
+    attempt_version: int
+    job_version: int
 
 
 class JobSummary(Struct, frozen=True, kw_only=True):

@@ -37,6 +37,7 @@ from cavvy.store.base import (
     JobReading,
     LedgerFilter,
     ProjectFilter,
+    RankReading,
     Recipe,
     RowNotFound,
     SealedSecret,
@@ -120,6 +121,11 @@ _OF_GANG = (
     "SELECT -1, document FROM attempts WHERE gang = ? UNION ALL "
     f"{_NODES_OF.format('')} a.gang = ? AND {{}} ORDER BY 1"
 )
+_RANKS = (
+    "SELECT n.attempt_id, n.rank, n.document, a.phase, a.version, j.version FROM nodes n"
+    " JOIN attempts a ON a.id = n.attempt_id JOIN jobs j ON j.id = a.job_id WHERE n.attempt_id"
+)
+_RANKS_AT_ONCE = 256  # attempts whose ranks are read in one statement
 _WITH_GANG = "AND j.id = (SELECT job_id FROM attempts WHERE gang = ?)"
 # not sorted by the database, which would then read all attempts instead of an index of open ones
 _UNFINISHED = (
@@ -394,6 +400,22 @@ class Store:
             return JobReading(job=of.make(row), attempts=[attempt], nodes={attempt.id: nodes})
 
         return await self._read_brief(read)
+
+    async def read_ranks(
+        self, ranks: Collection[tuple[str, int]]
+    ) -> Mapping[tuple[str, int], RankReading]:
+        """Return the rows of those of these ranks that exist, each by its attempt's ID and rank."""
+        attempts = sorted({attempt for attempt, _ in ranks})
+        found: dict[tuple[str, int], RankReading] = {}
+        for start in range(0, len(attempts), _RANKS_AT_ONCE):
+            part = attempts[start : start + _RANKS_AT_ONCE]
+            part += part[-1:] * ((1 << (len(part) - 1).bit_length()) - len(part))
+            sql = f"{_RANKS} IN ({', '.join('?' * len(part))})"
+            for attempt, rank, document, phase, *versions in await self._rows(sql, *part):
+                if (attempt, rank) in ranks:
+                    node = NODES.make((document,))
+                    found[attempt, rank] = RankReading(node, AttemptPhase(phase), *versions)
+        return found
 
     async def find_jobs(self, job_ids: Sequence[str]) -> Sequence[JobRecord]:
         """Return those of the jobs that exist, in this order."""

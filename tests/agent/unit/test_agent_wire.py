@@ -272,3 +272,36 @@ def test_nodes_that_failed_together_do_not_retry_together() -> None:
     assert delay.fresh
     plain = BackOff(0.1, 0.4)
     assert [plain.next() for _ in range(4)] == [0.1, 0.2, 0.4, 0.4]
+
+
+def test_outbox_keeps_what_the_server_has_only_taken_and_sends_it_again_after_a_crash(
+    tmp_path: Path,
+) -> None:
+    outbox = MessageOutbox(str(tmp_path / "outbox"))
+    for number in (1, 2, 3):
+        outbox.put("event", name=f"n{number}", text="")
+    outbox.acknowledge(1, taken=3)
+    assert outbox.batch() == b""
+    assert outbox.told
+    assert not outbox.empty
+    outbox.put("event", name="n4", text="")
+    assert not outbox.told
+    assert [each["seq"] for each in json.loads(outbox.batch())] == [4]
+    # the server was killed, so the next message does not follow what it has stored
+    outbox.acknowledge(1)
+    assert [each["seq"] for each in json.loads(outbox.batch())] == [2, 3, 4]
+    again = MessageOutbox(str(tmp_path / "outbox"))
+    assert [each["seq"] for each in json.loads(again.batch())] == [1, 2, 3, 4]
+
+
+def test_outbox_asks_for_a_write_before_its_file_grows_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "outbox"
+    outbox = MessageOutbox(str(path))
+    assert outbox.keeps
+    outbox.put("event", name="big", text="x" * 300_000)
+    outbox.acknowledge(0, taken=1)
+    assert not outbox.keeps
+    outbox.put("event", name="next", text="")
+    outbox.acknowledge(2)
+    assert outbox.keeps
+    assert path.stat().st_size < 1000

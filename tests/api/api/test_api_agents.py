@@ -99,6 +99,45 @@ async def test_a_run_from_claim_to_exit(api: Api) -> None:
     assert log.headers["cavvy-log-offset"] == "10"
 
 
+async def test_figures_of_an_agent_that_keeps_them_are_taken_and_all_else_is_stored(
+    api: Api,
+) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+
+    async def tell(*messages: dict[str, Any], **other: Any) -> tuple[int, int | None]:
+        body = {"gang": gang, "rank": 0, "nonce": "n1", "keeps": True, **other}
+        now = datetime.now(UTC).isoformat()
+        body["messages"] = [{"at": now, **each} for each in messages]
+        answer = await api.http.post("/agent/v1/messages", json=body, headers=api.agent(gang))
+        assert answer.status_code == 200, answer.text
+        return answer.json()["ack"], answer.json()["taken"]
+
+    def note(seq: int, kind: str = "telemetry", **fields: Any) -> dict[str, Any]:
+        return {"seq": seq, "kind": kind, **fields}
+
+    await tell(note(1, "running"))
+    await until(lambda: _phase(api, "running"))
+    await tell(note(2, values={"gpu_percent": 1}))
+    assert (await tell(note(3, values={"gpu_percent": 2})))[1] == 3
+    kinds = [note(4, "progress", values={"loss": 1, "note": "ä"}), note(5, values={"x": "1"})]
+    odd = [note(6, values={"a": [1]}), note(7, name="n"), note(8, "event", name="n", text="t")]
+    for each in (*kinds, *odd):
+        ack, taken = await tell(each)
+        assert taken in (None, each["seq"])
+        assert taken is not None or ack == each["seq"]
+    assert await tell(note(9, values={"gpu_percent": 3}), keeps=False) == (9, None)
+    [node] = (await api.http.get(JOB)).json()["attempts"][0]["nodes"]
+    assert node["telemetry"] == {"gpu_percent": 3}
+    assert node["progress"] == {"loss": 1, "note": "ä"}
+    wrong = {"gang": gang, "rank": 0, "nonce": "n2", "keeps": True, "messages": [note(10)]}
+    for nonce, token, status in (("n2", gang, 409), ("n1", "other", 403)):
+        answer = await api.http.post(
+            "/agent/v1/messages", json={**wrong, "nonce": nonce}, headers=api.agent(token)
+        )
+        assert answer.status_code == status
+
+
 @pytest.mark.parametrize("hours", [-2, 0, 2])
 async def test_work_on_a_node_whose_clock_is_wrong_has_its_length(api: Api, hours: int) -> None:
     gang = await start(api)

@@ -20,7 +20,7 @@ from cavvy.agent.documents import EQUIPPED, WorkConfig
 from cavvy.api.app_state import AppState, app_state_of
 from cavvy.api.errors import ApiProblem
 from cavvy.api.execs import JobExec
-from cavvy.api.reported import Name, Rank, ReportedBatch, read_batch, read_gang
+from cavvy.api.reported import Name, Rank, ReportedBatch, read_batch, read_gang, read_quiet
 from cavvy.api.routes.blobs import gather, send_blob
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import GANG, OPEN
@@ -35,6 +35,7 @@ from cavvy.domain.messages import (
     ClaimRefused,
     ClaimWait,
     HostFacts,
+    MessagesStored,
     is_served,
 )
 from cavvy.domain.values import replace
@@ -48,6 +49,7 @@ _LOG_LIMIT = 16 * MIB
 _ROOM_S = 20.0
 # maximum bytes that are written directly; passing so few bytes to a thread would take longer
 _SMALL = 65536
+_QUIET = 16384  # maximum bytes of a body that is read in one step, before its token is checked
 
 router = RouteGroup("agent", prefix="/agent/v1")
 GangQuery = Annotated[str, Query(max_length=63)]
@@ -87,6 +89,9 @@ class MessagesAnswer(Answer, frozen=True, kw_only=True):
     """Confirms that every message up to the number `ack` was processed."""
 
     ack: int
+    # The messages up to this number will be stored soon; the agent keeps those after `ack`, and
+    # sends them again if it is told of an earlier number, such as by another server.
+    taken: int | None = None
     lease_s: float
     every_s: float | None = None
 
@@ -147,7 +152,16 @@ async def claim(request: Request) -> ClaimAnswer:
 async def messages(request: Request) -> MessagesAnswer:
     """Send an agent's messages."""
     app_state = _speak(request)
-    body = await read_own_bytes(request, _MESSAGES_LIMIT)
+    body = await read_bytes(request, _MESSAGES_LIMIT)
+    quiet = read_quiet(body) if len(body) <= _QUIET else None
+    if quiet is not None:
+        batch, told = quiet
+        app_state.tokens.check(request, batch.gang)
+        answer = await app_state.control_plane.agents.messages(
+            batch.gang, batch.rank, batch.nonce, told, sent_at=batch.at, keeps=True
+        )
+        return _say_stored(answer)
+    _check_own(request, body)
     parse = partial(read_batch, body, app_state.now(), ReportedBatch, most=_MOST_MESSAGES)
     try:
         # another program than an agent can send a batch that takes seconds to read
@@ -158,10 +172,18 @@ async def messages(request: Request) -> MessagesAnswer:
     answer = await app_state.control_plane.agents.messages(
         ask.gang, ask.rank, ask.nonce, told, sent_at=ask.sent_at
     )
+    return _say_stored(answer)
+
+
+def _say_stored(answer: MessagesStored | ClaimLost) -> MessagesAnswer:
     if isinstance(answer, ClaimLost):
         raise ApiProblem("claimed", answer.reason)
-    every = None if answer.every is None else answer.every.total_seconds()
-    return MessagesAnswer(ack=answer.seq, lease_s=answer.lease.total_seconds(), every_s=every)
+    return MessagesAnswer(
+        ack=answer.seq,
+        taken=answer.taken,
+        lease_s=answer.lease.total_seconds(),
+        every_s=None if answer.every is None else answer.every.total_seconds(),
+    )
 
 
 @router.post("/log", rule=GANG, sends=True, errors=("gang-not-found", "disk-full"))
@@ -195,7 +217,7 @@ async def orders(
     told = app_state.execs.untold(gang, rank) or app_state.peers.expects(gang, rank)
     wait = 0 if told else min(wait_s, _LONGEST_WAIT_S)
     order = await app_state.wait_order(gang, rank, after, wait)
-    lease = await app_state.control_plane.agents.lease(gang)
+    lease = await app_state.control_plane.agents.lease(gang, rank)
     if (version := _version(request)) < EQUIPPED:
         app_state.execs.refuse_sessions(gang, rank, version)
     wanted = app_state.execs.wanted(gang, rank)
@@ -339,18 +361,26 @@ async def read_own_bytes(request: Request, limit: int) -> bytes:
     body delays other requests, so the body is decoded only for agents. Raises ApiProblem.
     """
     body = await read_bytes(request, limit)
+    _check_own(request, body)
+    return body
+
+
+def _check_own(request: Request, body: bytes) -> None:
     gang = read_gang(body)
     if gang is None:
         raise ApiProblem("invalid-request", "the body cannot be read: it states no gang")
     app_state_of(request).tokens.check(request, gang)
-    return body
 
 
 async def enter(request: Request, gang: str, rank: int = 0) -> AppState:
     """Check that an agent has sent the token of its gang, and that the gang has not ended. Returns
     the application state. Raises ApiProblem.
     """
-    return (await enter_attempt(request, gang, rank))[0]
+    app_state = _speak(request)
+    app_state.tokens.check(request, gang)
+    if not app_state.control_plane.agents.knows(gang, rank):
+        await _attempt(app_state, gang, rank)
+    return app_state
 
 
 async def enter_attempt(request: Request, gang: str, rank: int = 0) -> tuple[AppState, Attempt]:

@@ -14,6 +14,8 @@ from functools import partial
 
 from cavvy.agent.documents import PROTOCOL, CheckpointConfig, WorkConfig
 from cavvy.control.agents.checkpoints import find_objection
+from cavvy.control.agents.gathered import GatheredReports, KnownRank
+from cavvy.control.agents.gathered_writes import GatheredWrites
 from cavvy.control.agents.memory import AgentMemory
 from cavvy.control.agents.reports import (
     ReportOutcome,
@@ -139,6 +141,10 @@ class AgentSessions:
         self._dependencies = agent_dependencies
         self._secrets = WorkSecrets(store, clock, agent_dependencies.open_secrets)
         self.memory = AgentMemory()
+        self.gathered = GatheredReports()
+        self._gathered_writes = GatheredWrites(
+            store, clock, self.gathered, self.messages, lambda gang: self.wake(gang)
+        )
         # tells the other servers that the waiting order requests of a gang must be answered
         self.notify_others: Callable[[str], None] = lambda gang: None
         self._readying: dict[
@@ -204,15 +210,20 @@ class AgentSessions:
         *,
         sent_at: datetime | None = None,
         heard_at: datetime | None = None,
+        keeps: bool = False,
     ) -> MessagesStored | ClaimLost:
         """Apply each message once and in order; messages after a gap must be sent again. Messages
         that cannot be applied or stored are refused and also acknowledged, so that agents do not
-        send them again.
+        send them again. If the agent `keeps` the messages until they are stored, those that only
+        tell figures are written later, together with those of other agents.
 
         `sent_at` is the time of the node's clock when the messages were sent, and corrects their
         times. `heard_at` is set if the messages were read from a bucket. Messages in a bucket are
         the last messages of their rank, so missing earlier messages are skipped.
         """
+        if keeps and (taken := self._take(gang, rank, nonce, messages, sent_at)) is not None:
+            return taken
+        messages = [*self.gathered.withdraw(gang, rank), *messages]
         for _ in range(_TRIES):
             try:
                 return await self._messages(gang, rank, nonce, messages, sent_at, heard_at)
@@ -234,7 +245,13 @@ class AgentSessions:
     async def order(self, gang: str, rank: int, after: int) -> Order | None:
         """Return the current order for this rank if the order is newer than `after`. Raises
         RowNotFound."""
-        attempt, _, [node] = await self._reads.read(gang, rank)
+        known = self._known(gang, rank)
+        if known is None:
+            moment = self.gathered.moment
+            attempt, job, [node] = await self._reads.read(gang, rank)
+            self.gathered.learn(moment, attempt, job, node, self._clock.now())
+        else:
+            attempt, node = known.attempt, known.node
         self.memory.hear(attempt.id, rank, self._clock.now())
         return node.order if node.order is not None and node.order.seq > after else None
 
@@ -267,19 +284,30 @@ class AgentSessions:
                 del self._waiters[gang]
 
     def notify(self, gang: str) -> None:
-        """Wake all waiting requests of this gang's agents, on all servers."""
+        """Wake all waiting requests of this gang's agents, on all servers, after a change of the
+        gang's rows was written."""
         self.wake(gang)
         self.notify_others(gang)
 
     def wake(self, gang: str) -> None:
         """Agents of this gang may wait on this server: answer their requests now."""
+        self.gathered.touch(gang)
         for waiter in self._waiters.get(gang, ()):
             waiter.set()
 
-    async def lease(self, gang: str) -> timedelta:
+    def knows(self, gang: str, rank: int) -> bool:
+        """Return whether this rank is known to have an agent, and its attempt to go on."""
+        return self._known(gang, rank) is not None
+
+    def _known(self, gang: str, rank: int) -> KnownRank | None:
+        return self.gathered.find(gang, rank, self._clock.now())
+
+    async def lease(self, gang: str, rank: int = 0) -> timedelta:
         """Return how long this gang's agents may continue to work without a response from the
         server. Raises RowNotFound.
         """
+        if (known := self._known(gang, rank)) is not None:
+            return self._lease(known.job, known.attempt)
         attempt, job, _ = await self._reads.read(gang, 0)  # every gang has this rank
         return self._lease(job, attempt)
 
@@ -305,15 +333,17 @@ class AgentSessions:
         orders.
         """
         self.memory.forget(attempt.id, range(attempt.nodes))
+        self.gathered.forget_gang(attempt.gang)
         self._gathered.pop(attempt.gang, None)
         if (coming := self._readying.pop(attempt.id, None)) is not None:
             coming.cancel()
         self.notify(attempt.gang)
 
     async def close(self) -> None:
-        """Cancel the copies of checkpoints that are in progress. The server that starts next makes
-        these copies again.
+        """Write the messages that were taken. Cancel the copies of checkpoints that are in
+        progress; the server that starts next makes these copies again.
         """
+        await self._gathered_writes.close()
         coming, self._readying = list(self._readying.values()), {}
         for each in coming:
             each.cancel()
@@ -522,7 +552,7 @@ class AgentSessions:
         sent_at: datetime | None,
         heard_at: datetime | None,
     ) -> MessagesStored | ClaimLost:
-        now = heard_at or self._clock.now()
+        now, moment = heard_at or self._clock.now(), self.gathered.moment
         attempt, job, [node] = await self._reads.read(gang, rank)
         if objection := find_objection(attempt, node, nonce):
             return objection
@@ -556,9 +586,36 @@ class AgentSessions:
             )
             if report.moved or stop.job is not None:
                 self._hint(job.id)
+            node = replace(report.node, version=node.version + 1)
+        self.gathered.learn(moment, attempt, job, node, self._clock.now())
         every = report.attempt.checkpoint_every
         return MessagesStored(
             seq=report.node.last_seq, lease=self._lease(job, attempt), every=every
+        )
+
+    def _take(
+        self,
+        gang: str,
+        rank: int,
+        nonce: str,
+        messages: Sequence[AgentMessage],
+        sent_at: datetime | None,
+    ) -> MessagesStored | None:
+        """Keep the messages in memory until they are written together with those of other agents.
+        Return None if they must be applied now.
+        """
+        now, known = self._clock.now(), self._known(gang, rank)
+        if known is None or known.node.claim != nonce:
+            return None
+        if not self.gathered.take(known, messages, sent_at, now):
+            return None
+        self.memory.hear(known.attempt.id, rank, now)
+        self._gathered_writes.start()
+        return MessagesStored(
+            seq=known.node.last_seq,
+            taken=known.taken,
+            lease=self._lease(known.job, known.attempt),
+            every=known.attempt.checkpoint_every,
         )
 
     async def _choose_values(self, job: JobRecord, now: datetime) -> JobRecord:

@@ -1,0 +1,303 @@
+"""Reports that only tell figures are taken at once and written later, together: nothing is lost
+when the server or the agent ends in between, and no change is missed meanwhile."""
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import pytest
+from tests.control.sim.test_control_services import HOST, ControlHarness, in_harness
+
+from cavvy.control.agents import gathered
+from cavvy.control.agents.sessions import AgentDependencies, AgentSessions
+from cavvy.domain.jobs import AttemptOutcome, JobPhase, NodePhase, Order
+from cavvy.domain.messages import AgentMessage, ClaimLost, MessageKind, MessagesStored
+from cavvy.domain.values import replace
+from cavvy.store.base import AtomicWrite, JobReading, StoreUnusable
+
+
+@dataclass
+class Rank:
+    """An agent that keeps its messages until they are stored, as the real one does."""
+
+    harness: ControlHarness
+    gang: str
+    rank: int = 0
+    unacknowledged: list[AgentMessage] = field(default_factory=list)
+    taken: int = 0
+    last: int = 0
+
+    def note(self, kind: MessageKind = MessageKind.TELEMETRY, **fields: object) -> None:
+        self.last += 1
+        self.unacknowledged.append(self.harness.message(self.last, kind, **fields))
+
+    def note_minute(self, ago_s: float, **figures: float) -> None:
+        """Note the figures of the minute that ended `ago_s` before now."""
+        self.note(
+            MessageKind.MINUTE,
+            seconds=60.0,
+            figures={name: (value, value, value) for name, value in figures.items()},
+        )
+        at = self.harness.clock.now() - timedelta(seconds=ago_s)
+        self.unacknowledged[-1] = replace(self.unacknowledged[-1], at=at)
+
+    async def send(self, sessions: AgentSessions | None = None) -> MessagesStored | ClaimLost:
+        to = sessions or self.harness.control_plane.agents
+        new = [each for each in self.unacknowledged if each.seq > self.taken]
+        answer = await to.messages(self.gang, self.rank, f"n{self.rank}", new, keeps=True)
+        if isinstance(answer, MessagesStored):
+            self.taken = max(answer.seq, answer.taken or 0)
+            self.unacknowledged = [each for each in self.unacknowledged if each.seq > answer.seq]
+        return answer
+
+    async def tell(self, **values: float) -> MessagesStored:
+        self.note(values=values)
+        answer = await self.send()
+        assert isinstance(answer, MessagesStored)
+        return answer
+
+    async def telemetry(self) -> dict[str, float]:
+        attempt = await self.harness.store.attempt_of_gang(self.gang)
+        return (await self.harness.store.node(attempt.id, self.rank)).telemetry
+
+
+async def start(harness: ControlHarness, nodes: int = 1) -> list[Rank]:
+    """The agents of a job, whose work runs."""
+    job = await harness.submit(nodes=nodes)
+    await harness.wait()
+    gang = await harness.gang(job)
+    ranks = [Rank(harness, gang, rank) for rank in range(nodes)]
+    for each in ranks:
+        await harness.control_plane.agents.claim(gang, each.rank, f"n{each.rank}", "a", HOST)
+    for each in ranks:
+        each.note(MessageKind.RUNNING)
+        await each.send()
+    await harness.wait(10)
+    for each in ranks:  # after the job's phase has changed, its rows are read once
+        await each.tell(gpu_percent=0)
+    return ranks
+
+
+def another_server(harness: ControlHarness) -> AgentSessions:
+    async def nothing(*_: object) -> dict[str, str]:
+        return {}
+
+    dependencies = AgentDependencies(
+        open_secrets=nothing,
+        checkpoint=None,
+        accelerators=lambda *_: 0,  # type: ignore[arg-type]
+    )
+    return AgentSessions(harness.store, harness.clock, lambda job: None, dependencies)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The gangs whose rows were read for one request each."""
+    from cavvy.control.unit_of_work import GangReads
+
+    found: list[str] = []
+    real = GangReads.read
+
+    async def read(self: GangReads, gang: str, rank: int | None) -> object:
+        found.append(gang)
+        return await real(self, gang, rank)
+
+    monkeypatch.setattr(GangReads, "read", read)
+    return found
+
+
+def test_reports_of_figures_need_no_rows_and_are_written_together(reads: list[str]) -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        ranks = await start(harness, nodes=3)
+        before = await asyncio.gather(*(each.telemetry() for each in ranks))
+        assert before == [{"gpu_percent": 0}] * 3
+        reads.clear()
+        for value in (50, 60):
+            for each in ranks:
+                told = await each.tell(gpu_percent=value + each.rank)
+                assert told.taken == each.last > told.seq
+        assert [await each.telemetry() for each in ranks] == before
+        await harness.wait(3)
+        assert [await each.telemetry() for each in ranks] == [
+            {"gpu_percent": 60 + rank} for rank in range(3)
+        ]
+        answers = [await each.tell(gpu_percent=1) for each in ranks]
+        assert [each.seq for each in answers] == [each.last - 1 for each in ranks]
+        assert not reads
+        assert all(len(each.unacknowledged) == 1 for each in ranks)
+
+    in_harness(scenario)
+
+
+def test_a_message_that_changes_the_work_is_written_at_once_with_those_before_it() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        [rank] = await start(harness)
+        await rank.tell(gpu_percent=70)
+        rank.note(MessageKind.PROGRESS, values={"loss": 0.5})
+        await rank.send()
+        exits = {"outcome": AttemptOutcome.SUCCEEDED, "exit_code": 0}
+        rank.note(MessageKind.EXITED, **exits)
+        answer = await rank.send()
+        assert isinstance(answer, MessagesStored)
+        assert (answer.seq, answer.taken) == (rank.last, None)
+        attempt = await harness.store.attempt_of_gang(rank.gang)
+        node = await harness.store.node(attempt.id, 0)
+        assert (node.phase, node.telemetry, node.progress) == (
+            NodePhase.EXITED,
+            {"gpu_percent": 70},
+            {"loss": 0.5},
+        )
+        await harness.wait(30)
+        assert (await harness.store.job(attempt.job_id)).phase is JobPhase.DONE
+
+    in_harness(scenario)
+
+
+def test_what_a_server_has_taken_is_sent_again_when_it_ends_before_the_write() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        [rank] = await start(harness)
+        await harness.wait(300)
+        await rank.tell(gpu_percent=1)
+        for high in (3, 4, 5):
+            rank.note_minute(360 - 60 * high, loss=high)
+            answer = await rank.send()
+            assert isinstance(answer, MessagesStored)
+            assert answer.taken == rank.last > answer.seq
+        # the server is killed: another one knows only what is stored
+        second = another_server(harness)
+        rank.note_minute(0, loss=6)
+        answer = await rank.send(second)
+        assert isinstance(answer, MessagesStored)
+        assert answer.seq < rank.last, "there is a gap"
+        answer = await rank.send(second)
+        assert isinstance(answer, MessagesStored)
+        await second.close()
+        # the first server was only slow: what it writes now was applied before
+        await harness.control_plane.agents.close()
+        attempt = await harness.store.attempt_of_gang(rank.gang)
+        assert (await harness.store.node(attempt.id, 0)).last_seq == rank.last
+        now = harness.clock.now()
+        day = timedelta(days=1)
+        blocks = await harness.store.figures.list(attempt.id, 0, since=now - day, until=now + day)
+        assert [high for each in blocks for high in each.columns["loss"].high] == [3, 4, 5, 6]
+
+    in_harness(scenario)
+
+
+def test_a_server_that_stops_writes_what_it_has_taken() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        [rank] = await start(harness)
+        await rank.tell(gpu_percent=33)
+        await harness.control_plane.agents.close()
+        assert await rank.telemetry() == {"gpu_percent": 33}
+
+    in_harness(scenario)
+
+
+def test_an_agent_that_starts_again_sends_what_was_taken_once_more() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        [rank] = await start(harness)
+        rank.note(MessageKind.POINTS)
+        await rank.tell(gpu_percent=44)
+        rank.taken = 0  # the next agent reads the outbox, which does not say what was taken
+        answer = await rank.send()
+        assert isinstance(answer, MessagesStored)
+        assert answer.seq == rank.last
+        assert await rank.telemetry() == {"gpu_percent": 44}
+        assert not rank.unacknowledged
+
+    in_harness(scenario)
+
+
+def test_an_order_reaches_an_agent_whose_rank_is_known(reads: list[str]) -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        [rank] = await start(harness)
+        sessions = harness.control_plane.agents
+        assert await sessions.order(rank.gang, 0, 0) is None
+        attempt = await harness.store.attempt_of_gang(rank.gang)
+        await harness.control_plane.jobs.stop("default", attempt.job_id, "enough")
+        await harness.wait()
+        order = await sessions.order(rank.gang, 0, 0)
+        assert order is not None
+        assert order.kind == "stop"
+
+    in_harness(scenario)
+
+
+def test_an_order_of_another_server_whose_signal_was_lost_is_found_by_the_next_report() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        [rank] = await start(harness)
+        await harness.wait(3)
+        await rank.tell(gpu_percent=1)
+        attempt = await harness.store.attempt_of_gang(rank.gang)
+        node = await harness.store.node(attempt.id, 0)
+        order = Order(seq=1, kind="stacks", seconds=1, reason="")
+        await harness.store.commit(AtomicWrite(nodes=[replace(node, order=order)]))
+        sessions = harness.control_plane.agents
+        assert await sessions.order(rank.gang, 0, 0) is None, "nobody said that it has changed"
+        await harness.wait(3)
+        assert await sessions.order(rank.gang, 0, 0) == order
+        assert await rank.telemetry() == {"gpu_percent": 1}
+
+    in_harness(scenario)
+
+
+def test_the_agent_of_an_attempt_that_has_ended_elsewhere_learns_it_with_its_next_report() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        [rank] = await start(harness)
+        await rank.tell(gpu_percent=5)
+        attempt = await harness.store.attempt_of_gang(rank.gang)
+        node = await harness.store.node(attempt.id, 0)
+        await harness.store.commit(AtomicWrite(nodes=[replace(node, claim="n9")]))
+        await harness.wait(3)
+        rank.note(values={"gpu_percent": 6})
+        assert isinstance(await rank.send(), ClaimLost)
+
+    in_harness(scenario)
+
+
+def test_while_the_database_is_away_figures_wait_in_memory_and_then_the_agent_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        [rank] = await start(harness)
+        await harness.wait(3)
+        with monkeypatch.context() as broken:
+
+            async def fail(*_: object) -> JobReading:
+                raise StoreUnusable("the database does not answer")
+
+            for name in ("read_ranks", "read_gang"):
+                broken.setattr(harness.store, name, fail)
+            for value in range(gathered._MOST_EACH):
+                assert (await rank.tell(gpu_percent=value)).taken == rank.last
+            rank.note(values={"gpu_percent": 99})
+            with pytest.raises(StoreUnusable):
+                await rank.send()
+        await rank.send()
+        await rank.send()
+        assert await rank.telemetry() == {"gpu_percent": 99}
+        assert not rank.unacknowledged
+
+    in_harness(scenario)
+
+
+def test_few_agents_are_written_at_once_and_many_in_two_seconds() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        ranks = await start(harness)
+        reports = harness.control_plane.agents.gathered
+        assert reports.pause.total_seconds() == pytest.approx(0.01)
+        known = reports.find(ranks[0].gang, 0, harness.clock.now())
+        assert known is not None
+        for number in range(1, 500):
+            attempt = replace(known.attempt, gang=f"g{number}", id=f"g-{number}")
+            node = replace(known.node, attempt_id=attempt.id)
+            reports.learn(reports.moment, attempt, known.job, node, harness.clock.now())
+        assert reports.pause.total_seconds() == 2
+        await harness.wait(300)
+        await ranks[0].tell(gpu_percent=1)
+        await ranks[0].tell(gpu_percent=1)
+        await harness.wait(3)
+        assert reports.pause.total_seconds() == pytest.approx(0.01), "the others report no more"
+
+    in_harness(scenario)
