@@ -326,3 +326,29 @@ async def test_a_pickle_is_no_answer_of_the_route(calls: Api) -> None:
     )
     assert code(answer) == (424, "call-failed")
     assert "its result is a pickle" in answer.json()["message"]
+
+
+async def test_calls_are_sent_by_priority_and_callers_take_turns(calls: Api) -> None:
+    many = [make_call(f"m{number}") | {"turn": "a map"} for number in range(600)]
+    assert (await calls.http.post(f"{PATH}/calls", json={"calls": many})).status_code == 200
+    others = [make_call("single"), make_call("urgent") | {"priority": 7}]
+    others.append(make_call("later") | {"priority": -1, "limits": ["acme"], "turn": "x"})
+    assert (await calls.http.post(f"{PATH}/calls", json={"calls": others})).status_code == 200
+    rows = find_calls(calls.app_state).rows
+    first = await rows.list_next("team", "embed", "resize", None, 512)
+    rest = await rows.list_next("team", "embed", "resize", first[-1].place, 512)
+    found = await rows.get("team", "embed", [each.id for each in (*first, *rest)])
+    keys = {each.id: each.once_key for each in found}
+    sent = [keys[each.id] for each in (*first, *rest)]
+    assert sent == ["urgent", "m0", "single", *(f"m{at}" for at in range(1, 600)), "later"]
+    assert rest[-1].limit_keys == '["acme"]'
+    assert await rows.list_functions("team", "embed") == ["resize"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"priority": 101}, {"limits": ["x"] * 9}, {"limits": ["x" * 257]}, {"turn": "x" * 201}],
+)
+async def test_hostile_limits_of_calls_are_refused(told: dict[str, Any], calls: Api) -> None:
+    answer = await calls.http.post(f"{PATH}/calls", json={"calls": [make_call("a") | told]})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid-request")

@@ -56,6 +56,14 @@ def hidden():
 @app.function(max_replicas=1)
 def add(x):
     return x + 1
+
+@app.function(max_replicas=3, limit=cavvy.Limit(1, key="tenant"))
+def hold(tenant, path):
+    import pathlib, time
+    pathlib.Path(f"{path}.begun").touch()
+    while not pathlib.Path(path).exists():
+        time.sleep(0.01)
+    return tenant
 """
 _START_S = 60
 _KEY = "1f" * 16
@@ -91,7 +99,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
         "idle_s": 0,
         "alone_s": 0,
         "functions": {
-            each.name: {"name": each.name, "class": "", **each.options.to_head()}
+            each.name: {"name": each.name, "class": "", **each.options.to_head(each.name)}
             for each in app.functions.values()
         },
     }
@@ -180,6 +188,26 @@ def test_cancelled_calls_leave_their_places_in_a_batch(served: Served) -> None:
             call.get(timeout=60)
         time.sleep(0.4)  # the process has stopped waiting
     assert served.spawn("pairs", "c").get(timeout=60) == "C"
+
+
+def test_a_limit_holds_calls_of_one_key_back(served: Served, tmp_path: Path) -> None:
+    paths = [tmp_path / f"go-{number}" for number in range(4)]
+    begun = [tmp_path / f"go-{number}.begun" for number in range(4)]
+    calls = [
+        served.spawn("hold", tenant, str(path)) for tenant, path in zip("aaba", paths, strict=True)
+    ]
+    wait_until(lambda: begun[0].exists() and begun[2].exists())
+    calls[1].cancel()
+    paths[0].touch()
+    wait_until(lambda: begun[3].exists())
+    assert not begun[1].exists()
+    for path in paths:
+        path.touch()
+    assert [calls[at].get(timeout=60) for at in (0, 2, 3)] == ["a", "b", "a"]
+    lost = served.spawn("hold", "a", str(tmp_path / "never"))
+    wait_until((tmp_path / "never.begun").exists)
+    lost.cancel()  # its process is killed, and its place is free again
+    assert served.spawn("hold", "a", str(paths[0])).get(timeout=60) == "a"
 
 
 def test_a_worker_answers_calls_that_were_cancelled_before_they_began() -> None:

@@ -14,7 +14,8 @@ from cavvy.capabilities.functions.errors import NotSendable
 from cavvy.capabilities.functions.frames import CallFrames, WrongFrame, pack
 from cavvy.capabilities.functions.image import FunctionImage
 from cavvy.capabilities.functions.jobs import describe_app, group_functions
-from cavvy.capabilities.functions.options import read_length, read_options
+from cavvy.capabilities.functions.lengths import read_length
+from cavvy.capabilities.functions.options import read_options
 from cavvy.capabilities.functions.program import find_program
 from cavvy.cli.main import cli
 from cavvy.cli.view.failure import CommandFailure

@@ -16,7 +16,7 @@ from cavvy.capabilities.functions.errors import CallFailed
 from cavvy.capabilities.functions.frames import CallFrames, Head, WrongFrame, pack
 from cavvy.capabilities.functions.options import FunctionOptions
 from cavvy.capabilities.functions.payload import JsonCodec, PickleCodec
-from cavvy.capabilities.functions.rows import EndedCall, FunctionCallRow
+from cavvy.capabilities.functions.rows import CallPlace, EndedCall, FunctionCallRow, WaitingCall
 from cavvy.capabilities.functions.schema import describe_function
 from cavvy.capabilities.functions.stored_calls import CallKeeper, read_kept
 from cavvy.capabilities.functions.tunnel import _read_address
@@ -49,6 +49,9 @@ class Writer:
 
     def write(self, data: bytes) -> None:
         self.sent += [head for head, _ in self._frames.feed(data)]
+
+    async def drain(self) -> None:
+        pass
 
     def list_numbers(self, op: str) -> list[int]:
         return [each["id"] for each in self.sent if each["op"] == op]
@@ -294,3 +297,54 @@ def test_the_same_arguments_have_the_same_key() -> None:
     assert len({*(make(*each) for each in others), make("a", note="y"), *same}) == 10
     assert make("a", 1, 2) != make("a", 1, note=2)
     assert make({1: "a"}) != make({"1": "a"})
+
+
+class Stored:
+    """Stands for the rows of calls: three of each of many tenants, and a call without a key."""
+
+    def __init__(self, tenants: int) -> None:
+        keys = [f'["{at}"]' for at in range(tenants) for _ in range(3)]
+        self.calls = {
+            f"c{at:06}": WaitingCall("f", CallPlace(0, at, f"c{at:06}"), 1, key)
+            for at, key in enumerate([*keys, ""])
+        }
+
+    async def list_next(
+        self, project: str, app: str, function: str, after: CallPlace | None, most: int
+    ) -> list[WaitingCall]:
+        behind = [each for each in self.calls.values() if after is None or each.place > after]
+        return behind[:most]
+
+    async def get(self, project: str, app: str, ids: list[str]) -> list[FunctionCallRow]:
+        empty: Any = dict.fromkeys(FunctionCallRow.__struct_fields__, "")
+        return [
+            FunctionCallRow(
+                **empty
+                | {"id": each, "function": "f", "head": "{}", "body": b"x"}
+                | {"limit_keys": self.calls[each].limit_keys}
+            )
+            for each in ids
+        ]
+
+
+async def test_keys_without_room_keep_no_other_call_from_being_sent() -> None:
+    session, owner, writer = make_session(0)
+    stored = Stored(tenants=1000)
+    session._owner.rows = owner.rows = stored  # type: ignore[assignment,attr-defined]
+    for _ in range(8):
+        sent = len(writer.sent)
+        session._scan_at = 0.0
+        await session._send_more()
+        for head in writer.sent[sent:]:
+            if head["op"] == "call" and head["key"] != "c003000":
+                session._hear({"op": "waits", "id": head["id"], "text": "the limit"}, b"")
+        session._hear({"op": "waits", "id": 1, "text": "twice"}, b"")
+    sent_keys = {head["key"] for head in writer.sent if head["op"] == "call"}
+    assert "c003000" in sent_keys  # although 3,000 calls before it wait for their limits
+    assert session._flight["f"] == 1
+    assert set(session._held_keys.values()) <= {2, 3}
+    first = writer.sent[0]
+    session._hear({"op": "done", "id": first["id"]}, b"1")
+    await session._put_ended()
+    assert session._more
+    assert sum(session._held_keys.values()) == len(sent_keys) - 2

@@ -23,7 +23,8 @@ from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from cavvy.capabilities.functions.frames import current_call
 from cavvy.capabilities.functions.image import FunctionImage
-from cavvy.capabilities.functions.options import FunctionOptions, read_options
+from cavvy.capabilities.functions.limits import check_limits, make_keys
+from cavvy.capabilities.functions.options import FunctionOptions, check_priority, read_options
 from cavvy.capabilities.functions.web import WebEndpoint, make_endpoints
 from cavvy.frame.discover import load
 from cavvy.sdk.errors import InvalidArgument
@@ -111,6 +112,14 @@ class Function:
         self.app, self.name, self.raw, self.options = app, name, raw, options
         self.owner, self.given = owner, given  # of a method: its class, and the class's arguments
         self.key: str | None = None  # of its next calls: see `once`
+        self.priority: int | None = None  # of its next calls: see `with_options`
+        # makes the keys of its limits from arguments, as far as it has limits
+        self.find_keys: Callable[[tuple[Any, ...], Mapping[str, Any]], list[str]] | None = None
+        if raw is not None and options.limit:
+            bound = owner is not None
+            self.find_keys = lambda args, kwargs: make_keys(
+                name, raw, options.limit, args, kwargs, bound=bound
+            )
         # whether a call yields values
         self.is_generator = inspect.isgeneratorfunction(raw) or inspect.isasyncgenfunction(raw)
         if raw is not None:
@@ -181,10 +190,34 @@ class Function:
         if not isinstance(key, str) or not key or len(key) > _MOST_KEY:
             hint = f"use a string of 1 to {_MOST_KEY} characters"
             raise InvalidArgument(f"{self.name}.once: {key!r} is no key", hint)
+        made = self._copy()
+        made.key = key
+        return made
+
+    def with_options(self, *, priority: int) -> "Function":
+        """Return this function for calls of another priority than that of its decorator, from -100
+        to 100: `f.with_options(priority=5).remote(x)`. Those of a higher one are first."""
+        check_priority(f"{self.name}.with_options", priority)
+        made = self._copy()
+        made.priority = priority
+        return made
+
+    def make_head(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the broker must know of a call, besides its arguments. Raises
+        InvalidArgument."""
+        head: dict[str, Any] = {}
+        if self.priority is not None:
+            head["priority"] = self.priority
+        if self.find_keys is not None:
+            head["limits"] = self.find_keys(args, kwargs)
+        return head
+
+    def _copy(self) -> "Function":
         made = Function(
             self.app, self.name, self.raw, self.options, owner=self.owner, given=self.given
         )
-        made.is_generator, made.key = self.is_generator, key
+        made.is_generator, made.find_keys = self.is_generator, self.find_keys
+        made.key, made.priority = self.key, self.priority
         return made
 
     def local(self, *args: Any, **kwargs: Any) -> Any:
@@ -323,6 +356,8 @@ class FunctionClass:
         if not self.methods:
             hint = "put @cavvy.method() above the methods that are called"
             raise InvalidArgument(f"the class {self.name} ({name_place(raw)}) has no method", hint)
+        for name, (each, own) in self.methods.items():
+            check_limits(f"{self.name}.{name}", each, own.limit)
         self._made: dict[bytes, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> "ClassHandle":
@@ -449,6 +484,7 @@ class App:
                 raise InvalidArgument(f"@app.function: {raw!r} is no function", hint)
             name = keys.pop("name", None) or raw.__name__
             made = Function(self, name, raw, read_options(name, keys, None))
+            check_limits(name, raw, made.options.limit)
             self._check_new(name, raw)
             self.functions[name] = made
             return made

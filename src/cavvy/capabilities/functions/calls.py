@@ -6,6 +6,7 @@ library and files that do.
 
 import asyncio
 import atexit
+import itertools
 import json
 import os
 import queue
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _FIRST = 4  # calls of a `map` that are sent one by one
 _WINDOW = 512  # calls of a `map` without a result
 _MOST_WAITING = 64 << 20  # bytes of results of a `map` that wait to be taken
+_turns = itertools.count(1)
 _Answer = tuple[Head, bytes]
 MakeRequest = Callable[[Deliver], Request]
 
@@ -188,7 +190,8 @@ class AppRun:
         link = self._find_link(function)
         arrived: queue.SimpleQueue[_Answer] = queue.SimpleQueue()
         body = link.codec.dump_arguments(function.name, args, kwargs, function.given)
-        request = link.make_request(function.name, body, lambda *pair: arrived.put(pair))
+        more = function.make_head(args, kwargs)
+        request = link.make_request(function.name, body, lambda *pair: arrived.put(pair), more=more)
         link.send([request])
         pieces: list[bytes] = []
         over = False
@@ -284,7 +287,8 @@ class AppRun:
             if not answer.done():
                 answer.set_result((head, data))
 
-        request = link.make_request(function.name, body, deliver, waits=waits)
+        more = function.make_head(args, kwargs)
+        request = link.make_request(function.name, body, deliver, waits=waits, more=more)
         link.send([request])
         return link, request, answer
 
@@ -295,10 +299,12 @@ class AppRun:
         items: Iterable[Sequence[Any]],
         kwargs: dict[str, Any],
     ) -> Iterator[MakeRequest]:
+        turn = next(_turns)  # each `map` takes turns with the other calls of this program
         for at, args in enumerate(items, 1):
             what = f"{function.name} (item {at} of map)"
             body = link.codec.dump_arguments(what, tuple(args), kwargs, function.given)
-            yield partial(link.make_request, function.name, body)
+            more = {"turn": turn, **function.make_head(tuple(args), kwargs)}
+            yield partial(link.make_request, function.name, body, more=more)
 
     def _find_link(self, function: Function) -> BrokerLink:
         if path := os.environ.get(ADDRESS_VARIABLE):  # this program is a function itself

@@ -69,6 +69,7 @@ CAPABILITY = Capability(
         Export("Function", f"{_APP}:Function"),
         Export("FunctionCall", "cavvy.capabilities.functions.calls:FunctionCall"),
         Export("Queue", f"{_STATE}.objects:Queue"),
+        Export("Limit", "cavvy.capabilities.functions.limits:CallLimit"),
         Export("Image", "cavvy.capabilities.functions.image:FunctionImage"),
         Export("Secret", "cavvy.capabilities.functions.storage:FunctionSecret"),
         Export("Volume", "cavvy.capabilities.functions.storage:FunctionVolume"),

@@ -27,10 +27,11 @@ from cavvy.capabilities.functions.jobs import (
     make_key,
     make_task,
 )
+from cavvy.capabilities.functions.limits import CallLimit
 from cavvy.capabilities.functions.meeting import make_meeting_place
 from cavvy.capabilities.functions.options import FunctionOptions
 from cavvy.capabilities.functions.schema import describe_function
-from cavvy.capabilities.functions.stored_calls import CallKeeper
+from cavvy.capabilities.functions.stored_calls import CallKeeper, make_finder
 from cavvy.client.client import ApiClient
 from cavvy.client.errors import ApiError
 from cavvy.client.paths import read_time
@@ -134,6 +135,8 @@ def find_function(
     function.is_generator = found.generator
     codec = payload.PickleCodec() if trust else payload.JsonCodec()
     schema = decode(found.arguments) if found.arguments else None
+    if found.limits:
+        function.find_keys = make_finder(name, schema or {}, found.limits)
     known.runner = DeployedRun(
         known,
         CallKeeper(chosen, app, codec, once=found.once, consent=consent, schema=schema),
@@ -177,7 +180,7 @@ class DeployedRun(AppRun):
         items: Iterable[tuple[Sequence[Any], Mapping[str, Any]]],
         keys: Iterable[str] | None,
     ) -> Iterator[FunctionCall]:
-        yield from self._keeper.spawn_all(function, items, keys)
+        yield from self._keeper.spawn_all(function, items, keys, turn=token_hex(4))
 
 
 def find_part(connection: ApiClient, project: str, app: str, function: str) -> wire.AppPart:
@@ -346,9 +349,22 @@ def _describe(function: Function) -> wire.DeployedFunction:
         name=function.name,
         generator=function.is_generator,
         once=function.options.once,
+        priority=function.options.priority,
+        limits=tuple(_list_paths(function, each) for each in function.options.limit),
         arguments=Raw(encode(arguments)),
         result=Raw(encode(result)),
     )
+
+
+def _list_paths(function: Function, limit: CallLimit) -> tuple[str, ...]:
+    """Return the parameters that are the key of a limit. Raises InvalidArgument."""
+    if callable(limit.key):
+        raise InvalidArgument(
+            f"{function.name} ({name_place(function.raw)}) has a limit whose key is a function, "
+            "which callers of a deployed app do not have",
+            'name parameters instead, such as key="tenant" or key=["tenant", "order.region"]',
+        )
+    return tuple(limit.list_paths())
 
 
 def _send(

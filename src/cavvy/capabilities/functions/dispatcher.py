@@ -8,6 +8,7 @@ knows by a call's ID that it runs or has ended already.
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -42,6 +43,7 @@ from cavvy.capabilities.functions.rows import (
     FunctionCallRow,
     FunctionRows,
     StoredPart,
+    WaitingCall,
 )
 from cavvy.capabilities.functions.state.rows import StateRows
 from cavvy.capabilities.functions.tunnel import reach_broker
@@ -59,7 +61,10 @@ MOST_HELD = 64 << 20  # bytes of long results, and of arguments, that are in mem
 MOST_KEPT = 10 << 30  # bytes of arguments and results of a project
 _COUNT_S, _COUNT_AGAIN_S = 300.0, 5.0  # between two counts of them, and if there is no room
 _PREFIX = "functions/"  # of keys, before the project and the app
-_WINDOW = 512  # calls of an app that were sent and have no result
+_WINDOW = 512  # calls of a function that were sent, have no result, and no limit holds back
+_PER_KEY = 2  # calls of a key that its limit holds back in the broker; the others stay here
+_SCAN, _SCAN_SHARE = 2 * _WINDOW, 20  # calls that are looked at without a pause, and that pause
+_SMALL_BODY = 8 << 10  # bytes of arguments that a broker has in memory of a call with a limit
 _LOOK_S = 1.0  # between two looks at the calls, if nothing tells of new ones
 _STAY_S = 20.0  # for which a connection stays without calls
 _HERE_S, _DIAL_S = 3.0, 0.02  # as callers do: `jobs.FunctionJob`
@@ -225,8 +230,7 @@ class AppCalls:
     async def _start_parts(self) -> bool:
         """Start what runs the waiting calls. Return False if there is nothing to do."""
         self._tasks = {each: task for each, task in self._tasks.items() if not task.done()}
-        waiting = await self._owner.rows.list_waiting(self.project, self.app, _WINDOW)
-        wanted = {function for call, function, _ in waiting if call not in self._sent}
+        wanted = set(await self._owner.rows.list_functions(self.project, self.app))
         if not wanted:
             return bool(self._tasks)
         parts = await self._owner.apps.parts(self.project, self.app)
@@ -278,8 +282,9 @@ class AppCalls:
         """Let the waiting calls of these functions fail."""
         end = encode(wire.CallEnd(kind=kind, text=text)).decode()
         while True:
-            waiting = await self._owner.rows.list_waiting(self.project, self.app, _WINDOW)
-            ended = [EndedCall(call, FAILED, end) for call, name, _ in waiting if name in names]
+            rows = self._owner.rows
+            waiting = await rows.list_waiting(self.project, self.app, _WINDOW, names)
+            ended = [EndedCall(call, FAILED, end) for call, _ in waiting]
             if not ended:
                 return
             await self._owner.store_ended(ended)
@@ -396,8 +401,8 @@ class AppCalls:
     async def _find_caller(self, part: StoredPart, names: set[str]) -> CallerOfCall | None:
         """Return the first call whose caller has agreed to the costs, or else the first call, of
         callers who may run jobs; None if there is none any more."""
-        waiting = await self._owner.rows.list_waiting(self.project, self.app, _WINDOW)
-        ids = [call for call, name, _ in waiting if name in names]
+        waiting = await self._owner.rows.list_waiting(self.project, self.app, _WINDOW, names)
+        ids = sorted(call for call, _ in waiting)
         calls = await self._drop_barred(
             await self._owner.rows.list_callers(self.project, self.app, ids)
         )
@@ -426,6 +431,13 @@ class AppCalls:
                 [EndedCall(each.id, FAILED, barred[each.account]) for each in ended]
             )
         return [each for each in calls if each.account not in barred]
+
+
+class LimitedKey(NamedTuple):
+    """A function, and the keys of its limits for a call."""
+
+    function: str
+    keys: str
 
 
 class LongResult(NamedTuple):
@@ -463,6 +475,11 @@ class BrokerSession:
         self._ended: list[tuple[int, EndedCall]] = []
         self._news, self._results = asyncio.Event(), asyncio.Event()
         self._more, self._woken = True, False
+        self._flight: Counter[str] = Counter()  # calls of each function that no limit holds back
+        self._called: dict[int, LimitedKey] = {}  # the function and the keys of each call
+        self._held_back: set[int] = set()  # calls that wait for a limit in the broker
+        self._held_keys: Counter[LimitedKey] = Counter()
+        self._scan_at = self._cancel_at = 0.0  # no earlier than this
 
     async def run(self) -> None:
         """Raises OSError, WrongFrame."""
@@ -491,13 +508,18 @@ class BrokerSession:
     async def _send(self) -> None:
         """Send calls as others end; return if none waits for long."""
         loop = asyncio.get_running_loop()
-        used_at = loop.time()
+        used_at, check = loop.time(), False
         while True:
             woken, self._woken = self._woken, False
             self._news.clear()
-            if woken and self._numbers:
+            check = check or woken
+            if check and self._numbers and loop.time() >= self._cancel_at:
+                began, check = loop.time(), False
                 await self._cancel()
-            if woken or (self._more and len(self._numbers) <= _WINDOW // 2):
+                if len(self._numbers) > _WINDOW:
+                    self._cancel_at = loop.time() + _SCAN_SHARE * (loop.time() - began)
+            self._more = self._more or woken
+            if self._more and loop.time() >= self._scan_at and self._has_room(woken):
                 self._more = await self._send_more()
             if self._numbers:
                 used_at = loop.time()
@@ -505,34 +527,69 @@ class BrokerSession:
                 return
             await self._news.wait()
 
+    def _has_room(self, woken: bool) -> bool:
+        least = _WINDOW if woken else _WINDOW // 2
+        return any(self._flight[each] < least for each in self._served)
+
     async def _send_more(self) -> bool:
         """Send calls that wait, and return whether there may be more."""
-        waiting = await self._owner.rows.list_waiting(self._project, self._app, _WINDOW)
-        new = [each for each in waiting if each[1] in self._served and each[0] not in self._sent]
-        sizes = accumulate(size for _, _, size in new)
-        ids = [call for (call, _, _), size in zip(new, sizes, strict=True) if size <= MOST_HELD]
-        ids = ids or [call for call, _, _ in new[:1]]
+        loop = asyncio.get_running_loop()
+        began, looked, more = loop.time(), 0, False
+        new: list[WaitingCall] = []
+        for function in self._served:
+            room, after = _WINDOW - self._flight[function], None
+            while room > 0:
+                listed = await self._owner.rows.list_next(
+                    self._project, self._app, function, after, _WINDOW
+                )
+                fit = [each for each in listed if self._may_send(each)]
+                new += fit[:room]
+                room -= len(fit)
+                looked += len(listed)
+                if len(listed) < _WINDOW:
+                    break
+                after = listed[-1].place
+            more = more or room <= 0
+        if looked > _SCAN:
+            self._scan_at = loop.time() + _SCAN_SHARE * (loop.time() - began)
+        return await self._send_some(new) or more
+
+    def _may_send(self, call: WaitingCall) -> bool:
+        """Return whether a call was not sent, and no limit of its keys holds others back."""
+        if call.id in self._sent:
+            return False
+        return self._held_keys[LimitedKey(call.function, call.limit_keys)] < _PER_KEY
+
+    async def _send_some(self, new: Sequence[WaitingCall]) -> bool:
+        """Send calls, and return whether some are left, since their arguments are long."""
+        ordered = sorted(new, key=lambda each: each.place)
+        sizes = accumulate(each.size for each in ordered)
+        ids = [each.id for each, size in zip(ordered, sizes, strict=True) if size <= MOST_HELD]
+        ids = ids or [each.id for each in ordered[:1]]
         if not ids:
             return False
         self._sent.update(ids)
         self._numbers |= dict.fromkeys(ids, 0)
-        for call in sorted(
-            await self._owner.rows.get(self._project, self._app, ids), key=lambda each: each.id
-        ):
+        places = {each.id: each.place for each in ordered}
+        found = await self._owner.rows.get(self._project, self._app, ids)
+        for call in sorted(found, key=lambda each: places[each.id]):
             self._send_one(call)
         await self._writer.drain()
-        return len(waiting) == _WINDOW or len(ids) < len(new)
+        return len(ids) < len(new)
 
     def _send_one(self, call: FunctionCallRow) -> None:
         self._number += 1
         number = self._number
         self._open[number], self._numbers[call.id] = call.id, number
+        self._called[number] = LimitedKey(call.function, call.limit_keys)
+        self._flight[call.function] += 1
         told = decode(call.head)
         if told.get("reply") == "json":
             self._json.add(number)
         head = {"op": "call", "id": number, "fn": call.function, "key": call.id, **told}
+        head["turn"] = call.caller
         body = call.body
-        if len(body) > MOST_BYTES:
+        if len(body) > (_SMALL_BODY if call.limit_keys else MOST_BYTES):
             for at in range(0, len(body), MOST_BYTES):
                 piece = body[at : at + MOST_BYTES]
                 self._writer.write(pack({"op": "put", "id": number}, piece))
@@ -565,13 +622,7 @@ class BrokerSession:
         if number not in self._open:
             return
         if op == "piece":
-            found = self._fetched[number]
-            found += body
-            if len(found) > self._long[number].size:
-                raise WrongFrame("a result is longer than was said")
-            if not head["more"]:
-                told = {"op": "done", "ran_s": self._long[number].ran_s}
-                self._end(number, told, bytes(found))
+            self._take_piece(number, body, more=bool(head["more"]))
         elif op == "done" and head.get("file"):
             if number in self._long or number in self._waiting:
                 raise WrongFrame("a call has ended twice")
@@ -586,10 +637,44 @@ class BrokerSession:
             self._fetch_more()
         elif op in ("done", "failed"):
             self._end(number, head, body)
+        elif op == "waits":
+            self._hold(number)
         elif op == "part":
             text = "a generator has many results: iterate over `remote` in a Python program"
             self._writer.write(pack({"op": "cancel", "id": number}))
             self._end(number, {"op": "failed", "kind": "CallFailed", "text": text}, b"")
+
+    def _take_piece(self, number: int, piece: bytes, *, more: bool) -> None:
+        """Take a part of a long result. Raises WrongFrame."""
+        found = self._fetched[number]
+        found += piece
+        if len(found) > self._long[number].size:
+            raise WrongFrame("a result is longer than was said")
+        if not more:
+            told = {"op": "done", "ran_s": self._long[number].ran_s}
+            self._end(number, told, bytes(found))
+
+    def _hold(self, number: int) -> None:
+        """Note that a call waits for a limit, so that others are sent meanwhile."""
+        if number not in self._held_back:
+            called = self._called[number]
+            self._held_back.add(number)
+            self._held_keys[called] += 1
+            self._flight[called.function] -= 1
+            self._more = True
+            self._news.set()
+
+    def _forget(self, number: int) -> None:
+        """Count a call no more, whose result is stored."""
+        called = self._called.pop(number)
+        if number not in self._held_back:
+            self._flight[called.function] -= 1
+            return
+        self._held_back.discard(number)
+        self._more = True
+        self._held_keys[called] -= 1
+        if not self._held_keys[called]:
+            del self._held_keys[called]
 
     def _fetch_more(self) -> None:
         """Ask for results that lie in files of the node, as many as memory is meant for."""
@@ -647,6 +732,7 @@ class BrokerSession:
             self._sent.discard(each.id)
             self._json.discard(number)
             self._held.pop(number, None)
+            self._forget(number)
             self._writer.write(pack({"op": "confirm", "id": number}))
         self._fetch_more()
         self._news.set()

@@ -33,8 +33,8 @@ ROOT = ".cavvy/functions"  # where the files lie in the working folder
 SPEC, _CODE, _KEY = f"{ROOT}/app.json", f"{ROOT}/code.pkl", f"{ROOT}/key"
 PROGRAMS = f"{ROOT}/cavvy/capabilities/functions/on_node"
 _ON_NODES = (
-    "__init__", "app", "calls", "capability", "errors", "frames", "image", "link", "options",
-    "payload", "storage", "web",
+    "__init__", "app", "calls", "capability", "errors", "frames", "image", "lengths", "limits",
+    "link", "options", "payload", "storage", "web",
 )  # fmt: skip
 _STATE = ("__init__", "asking", "objects")
 _PACKAGE = Path(__file__).parents[2]  # of cavvy
@@ -293,6 +293,7 @@ def describe_app(app: App, key: str, idle_s: float) -> dict[str, Path]:
     """Return the files that describe the functions of a job to its programs, and those with code
     that no file has. Raises NotSendable, InvalidArgument."""
     mine = group_functions(app)[key]
+    _check_shared(app, mine)
     _, file = find_folder(app)
     values = _list_values(mine, by_file=bool(file))
     files: dict[str, Path] = {}
@@ -311,13 +312,31 @@ def describe_app(app: App, key: str, idle_s: float) -> dict[str, Path]:
             each.name: {
                 "name": each.name,
                 "class": each.owner.name if each.owner is not None else "",
-                **each.options.to_head(),
+                **each.options.to_head(each.name),
             }
             for each in mine
         },
     }
     files[SPEC] = keep_file(json.dumps(spec, sort_keys=True).encode(), "json")
     return files
+
+
+def _check_shared(app: App, mine: Sequence[Function]) -> None:
+    """Raise InvalidArgument if functions have a limit of one name that is not one limit: with other
+    numbers, or in another job, whose calls are counted apart."""
+    for name in {limit.name for each in mine for limit in each.options.limit if limit.name}:
+        said: dict[tuple[str, int, object], str] = {}
+        for each in app.functions.values():
+            for limit in each.options.limit:
+                if limit.name == name:
+                    said[make_key(app, each), limit.count, limit.per] = each.name
+        if len(said) > 1:
+            first, second, *_ = said.values()
+            raise InvalidArgument(
+                f"{first} and {second} have a limit of the name {name!r}, which must be the same, "
+                "and both must need the same image, resources, secrets and volumes",
+                "give each a limit with a name of its own",
+            )
 
 
 def list_described(app: App, key: str) -> dict[str, bytes]:

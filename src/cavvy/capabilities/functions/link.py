@@ -18,6 +18,7 @@ from cavvy.capabilities.functions.frames import MOST_BYTES, CallFrames, Head, cu
 
 _RECEIVE = 1 << 18
 _MOST_LOSSES = 5  # connections in a row that ended without an answer
+_NOTHING: Mapping[str, Any] = {}
 
 Deliver = Callable[[Head, bytes], None]
 
@@ -63,14 +64,21 @@ class BrokerLink:
         self.closed = False
 
     def make_request(
-        self, function: str, body: bytes, deliver: Deliver, *, waits: bool = True
+        self,
+        function: str,
+        body: bytes,
+        deliver: Deliver,
+        *,
+        waits: bool = True,
+        more: Mapping[str, Any] = _NOTHING,
     ) -> Request:
         """Return a call to send. `waits` says that the caller does nothing until the result is
-        there."""
+        there; `more` goes into its head."""
         with self._lock:
             self._number += 1
-            head = {"op": "call", "id": self._number, "fn": function}
+            head: Head = {"op": "call", "id": self._number, "fn": function}
             head |= self.codec.head
+            head |= more
         if self._tell is not None:
             head["logs"] = True
         outer = current_call.get()

@@ -3,20 +3,18 @@
 This file also runs on nodes, so it imports only the standard library and files that do.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any
 
 from cavvy.capabilities.functions.image import FunctionImage
+from cavvy.capabilities.functions.lengths import read_length
+from cavvy.capabilities.functions.limits import CallLimit, read_limits
 from cavvy.capabilities.functions.storage import FunctionVolume, list_secrets, list_volumes
 from cavvy.sdk.errors import InvalidArgument
 
-Length = str | int | float | timedelta
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+MOST_PRIORITY = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +31,9 @@ class FunctionOptions:
     GPUs allow), `min_replicas` (those that start with the job, and are kept
     while a deployed app is not called), `idle` (after which a deployed app without `min_replicas`
     gives its node back), `schedule` (a cron line, for deployed apps), `batch` and `wait` (see
-    `cavvy.method`), `priority`, and `once` (calls of a deployed app with the same arguments are one
-    call, with one result: see `Function.once`).
+    `cavvy.method`), `priority` (from -100 to 100: calls of a higher one are first), `limit` (how
+    many calls run at a time or start in a time: see `cavvy.Limit`), and `once` (calls of a deployed
+    app with the same arguments are one call, with one result: see `Function.once`).
     """
 
     image: FunctionImage | None = None
@@ -56,6 +55,7 @@ class FunctionOptions:
     batch: int | None = None
     wait: float = 0.01
     priority: int = 0
+    limit: Sequence[CallLimit] = ()
     once: bool = False
 
     def choose_image(self, image: FunctionImage | None) -> FunctionImage:
@@ -83,9 +83,11 @@ class FunctionOptions:
             keys["env"] = {**keys.get("env", {}), **self.env}
         return keys
 
-    def to_head(self) -> dict[str, Any]:
+    def to_head(self, function: str = "") -> dict[str, Any]:
         """Return what the broker of the calls must know."""
+        limits = [each.to_head(function, number) for number, each in enumerate(self.limit)]
         return {
+            **({"limits": limits} if limits else {}),
             "timeout_s": self.timeout,
             "retries": self.retries,
             "concurrency": self.concurrency,
@@ -115,18 +117,10 @@ def read_options(
     for key in ("timeout", "idle", "wait"):
         if made.get(key) is not None:
             made[key] = read_length(made[key], f"{name}: {key}")
-    for key, least in (
-        ("retries", 0),
-        ("concurrency", 1),
-        ("max_replicas", 1),
-        ("min_replicas", 0),
-        ("batch", 1),
-    ):
-        value = made.get(key)
-        if value is not None and (
-            not isinstance(value, int) or isinstance(value, bool) or value < least
-        ):
-            raise InvalidArgument(f"{name}: {key}={value!r}", f"use a whole number from {least} up")
+    _check_numbers(name, made)
+    if "limit" in made:
+        given = made["limit"]
+        made["limit"] = () if given is None else read_limits(name, given)
     image = made.get("image")
     if image is not None and not isinstance(image, FunctionImage):
         hint = "use an image such as cavvy.Image.python().pip_install('numpy')"
@@ -142,22 +136,32 @@ def read_options(
     return FunctionOptions(**made) if base is None else replace(base, **made)
 
 
-def read_length(value: Length, what: str) -> float:
-    """Return a length of time in seconds: a number, a timedelta, or a string such as "1h30m".
-    Raises InvalidArgument.
-    """
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-        return float(value)
-    if isinstance(value, str):
-        text = value.replace(" ", "")
-        parts = _PART.findall(text)
-        if parts and "".join(number + unit for number, unit in parts) == text:
-            return float(sum(float(number) * _UNITS[unit] for number, unit in parts))
-    raise InvalidArgument(
-        f"{what}={value!r} is no length of time", 'write it as 90, "90s" or "10m"'
-    )
+def _check_numbers(name: str, made: Mapping[str, Any]) -> None:
+    """Raise InvalidArgument if an option that is a number is another one than it may be."""
+    for key, least in (
+        ("retries", 0),
+        ("concurrency", 1),
+        ("max_replicas", 1),
+        ("min_replicas", 0),
+        ("batch", 1),
+    ):
+        value = made.get(key)
+        if value is not None and (
+            not isinstance(value, int) or isinstance(value, bool) or value < least
+        ):
+            raise InvalidArgument(f"{name}: {key}={value!r}", f"use a whole number from {least} up")
+    check_priority(name, made.get("priority", 0))
+
+
+def check_priority(name: str, value: object) -> None:
+    """Raise InvalidArgument if this is no priority of a call."""
+    if (
+        not isinstance(value, int)
+        or isinstance(value, bool)
+        or not -MOST_PRIORITY <= value <= MOST_PRIORITY
+    ):
+        hint = f"use a whole number from -{MOST_PRIORITY} to {MOST_PRIORITY}"
+        raise InvalidArgument(f"{name}: priority={value!r}", hint)
 
 
 def _count_gpus(gpu: str | Sequence[str] | None) -> int:

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import sha256
 from itertools import accumulate, islice
 from typing import Annotated
 
@@ -27,6 +29,8 @@ from cavvy.api.wire import MIB, read_bytes, reply
 from cavvy.capabilities.functions import wire
 from cavvy.capabilities.functions.counts.rows import CountRows
 from cavvy.capabilities.functions.dispatcher import explain_full, find_calls, name_call
+from cavvy.capabilities.functions.limits import MOST_LIMITS, find_key, name_windows
+from cavvy.capabilities.functions.options import MOST_PRIORITY
 from cavvy.capabilities.functions.rows import (
     CANCELLED,
     DONE,
@@ -43,10 +47,12 @@ from cavvy.capabilities.functions.schema import (
     explain_unfit,
     find_faults,
 )
+from cavvy.capabilities.functions.state.rows import StateRows
 from cavvy.client.paths import make_key, make_keys
 from cavvy.client.wire import SubmitRequest
 from cavvy.domain.accounts import Permission
 from cavvy.domain.authorization import Verdict, decide
+from cavvy.sdk.errors import InvalidArgument
 from cavvy.store.base import RowNotFound
 
 router = RouteGroup("apps", prefix="/v1/projects/{project}/apps")
@@ -58,7 +64,7 @@ _MOST_CALLS = 1000  # of a request
 _MOST_WAITING = 1_000_000  # calls of an app
 _MOST_SENT = 32 * MIB  # of a request with calls, whose arguments are written in base 64
 _MOST_ARGUMENTS = 16 * MIB
-_MOST_KEY = 200
+_MOST_KEY, _MOST_LIMIT_KEY = 200, 256
 _ANYTHING = Raw(b"{}")  # the schema of functions that were deployed without one
 _MOST_FAULTS = 5
 _SMALL, _FEW_STEPS = 64 << 10, 2000  # bytes and steps of a check that needs no thread
@@ -159,6 +165,8 @@ async def delete_app(
     await _rows(app_state).delete(project, name)
     await find_calls(app_state).rows.delete(project, name)
     await CountRows(*app_state.store.database).delete(project, name)
+    with suppress(RowNotFound):  # what its limits know of earlier calls
+        await StateRows(*app_state.store.database).delete(project, "dict", name_windows(name))
     find_calls(app_state).look(project, name)
 
 
@@ -217,7 +225,7 @@ async def add_calls(
     known = {each.name: each for each in _list_functions(parts)}
     for each in ask.calls:
         _check_call(name, known, each)
-    return await _store(request, app_state, project, name, ask)
+    return await _store(request, app_state, project, name, ask, known)
 
 
 @router.post("/{name}/calls/read", rule=in_path(Permission.RUN), errors=("app-not-found",))
@@ -281,6 +289,7 @@ async def call_function(
     key: Annotated[str, Header(alias="Idempotency-Key", max_length=200)] = "",
     wait_s: Annotated[float, Query(ge=0, le=wire.CALL_WAIT_S)] = wire.CALL_WAIT_S,
     consent: bool = False,
+    priority: Annotated[int | None, Query(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = None,
 ) -> Response:
     """Call a function with arguments of JSON.
 
@@ -291,12 +300,18 @@ async def call_function(
     found = await _find_function(app_state, project, name, function)
     body = await read_bytes(request, _MOST_ARGUMENTS)
     text = await _read_arguments(found, body)
-    key = key or make_key()
-    call = wire.CallAsk(function=function, body=text, json=True, key=key)
-    _check_call(name, {function: found}, call)
-    (taken,) = await _store(
-        request, app_state, project, name, wire.CallsAsk(calls=[call], consent=consent)
+    call = wire.CallAsk(
+        function=function,
+        body=text,
+        json=True,
+        key=key or make_key(),
+        priority=priority,
+        limits=_make_keys(found, text) if found.limits else (),
+        turn="route",
     )
+    _check_call(name, {function: found}, call)
+    asked = wire.CallsAsk(calls=[call], consent=consent)
+    (taken,) = await _store(request, app_state, project, name, asked, {function: found})
     done = await _wait_for(app_state, project, name, [taken.id], wait_s)
     if not done.ended:
         return reply(wire.FunctionAnswer(call=taken.id, state=WAITING, result=Raw(b"null")), 202)
@@ -313,6 +328,17 @@ async def call_function(
             call=taken.id, state=ended.state, result=Raw(ended.result), end=ended.end
         )
     )
+
+
+def _make_keys(function: wire.DeployedFunction, text: bytes) -> tuple[str, ...]:
+    """Return the keys of the function's limits for these arguments. Raises ApiProblem."""
+    defaults = decode(function.arguments or _ANYTHING).get("properties", {})
+    given = {name: each["default"] for name, each in defaults.items() if "default" in each}
+    given |= decode(text)["kwargs"]
+    try:
+        return tuple(find_key(function.name, paths, given) for paths in function.limits)
+    except InvalidArgument as error:
+        raise ApiProblem("invalid-arguments", error.message) from None
 
 
 async def _read_arguments(function: wire.DeployedFunction, body: bytes) -> bytes:
@@ -357,6 +383,11 @@ def _check_call(app: str, known: Mapping[str, wire.DeployedFunction], call: wire
             f"{call.function} is a generator, whose values the server does not keep",
             "iterate over `remote(...)` in a Python program, or return a list",
         )
+    if abs(call.priority or 0) > MOST_PRIORITY or len(call.limits) > MOST_LIMITS:
+        told = f"a priority is from -{MOST_PRIORITY} to {MOST_PRIORITY}, and a function has "
+        raise ApiProblem("invalid-request", f"{told}{MOST_LIMITS} limits at most")
+    if len(call.turn) > _MOST_KEY or any(len(each) > _MOST_LIMIT_KEY for each in call.limits):
+        raise ApiProblem("invalid-request", f"keys of limits have {_MOST_LIMIT_KEY} characters")
     if len(call.key) > _MOST_KEY or "\0" in call.key:
         raise ApiProblem(
             "invalid-request", f"a key has at most {_MOST_KEY} characters, without NUL"
@@ -385,7 +416,12 @@ def _list_functions(parts: Sequence[StoredPart]) -> list[wire.DeployedFunction]:
 
 
 async def _store(
-    request: Request, app_state: AppState, project: str, name: str, ask: wire.CallsAsk
+    request: Request,
+    app_state: AppState,
+    project: str,
+    name: str,
+    ask: wire.CallsAsk,
+    known: Mapping[str, wire.DeployedFunction],
 ) -> list[wire.CallTaken]:
     """Store calls, and let them run. Raises ApiProblem if too many calls of the app wait."""
     calls = find_calls(app_state)
@@ -400,6 +436,7 @@ async def _store(
         raise ApiProblem("invalid-request", explain_full(project))
     await app_state.store.archive.check(project)
     user, now = name_user(request, ask.user), app_state.now()
+    account = principal_of(request).account
     made = make_keys(len(ask.calls))
     stored = [
         FunctionCallRow(
@@ -409,15 +446,18 @@ async def _store(
             function=each.function,
             once_key=each.key or call_id,
             state=WAITING,
-            head=encode({"enc": "json", "reply": "json"} if each.json else {}).decode(),
+            head=_write_head(each),
             body=each.body,
             answer="",
             result=b"",
-            account=principal_of(request).account,
+            account=account,
             user=user,
             consent=int(ask.consent),
             created_at=now,
             ended_at=None,
+            precedence=-(known[each.function].priority if each.priority is None else each.priority),
+            caller=_name_caller(account, user, each.turn),
+            limit_keys=encode(each.limits).decode() if any(each.limits) else "",
         )
         for call_id, each in zip(made, ask.calls, strict=True)
     ]
@@ -425,6 +465,21 @@ async def _store(
     calls.note_kept(project, size)
     calls.look(project, name)
     return taken
+
+
+def _write_head(call: wire.CallAsk) -> str:
+    """Return what the broker must know of a call."""
+    head: dict[str, object] = {"enc": "json", "reply": "json"} if call.json else {}
+    if call.priority is not None:
+        head["priority"] = call.priority
+    if call.limits:
+        head["limits"] = call.limits
+    return encode(head).decode()
+
+
+def _name_caller(account: str | None, user: str, turn: str) -> str:
+    """Return a name of who takes turns with others."""
+    return sha256(encode([account, user, turn])).hexdigest()[:16]
 
 
 async def _wait_for(

@@ -1,9 +1,11 @@
 """The rows of deployed apps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from cavvy.capabilities.functions.wire import NextJobAsk
 from cavvy.domain.values import Struct
@@ -101,7 +103,8 @@ class FunctionRows:
 class FunctionCallRow(Struct, frozen=True, kw_only=True):
     """A call that the control plane keeps. `head` says how its arguments (`body`) and its result
     are written, and `answer` is a `wire.CallEnd` as JSON, or "". `account` is None for the owner of
-    the server.
+    the server. Calls are sent by their `precedence`, the lowest first, and then by their `turn`,
+    which `CallRows.add` sets so that each `caller` has one of them in a round.
     """
 
     id: str
@@ -119,6 +122,10 @@ class FunctionCallRow(Struct, frozen=True, kw_only=True):
     consent: int
     created_at: datetime
     ended_at: datetime | None
+    precedence: int = 0
+    turn: int = 0
+    caller: str = ""
+    limit_keys: str = ""
 
 
 WAITING, DONE, FAILED, CANCELLED = "waiting", "done", "failed", "cancelled"
@@ -126,12 +133,15 @@ _CALLS = RowCodec(FunctionCallRow, "function_calls", columns={"user": "user_name
 _PUT_CALL = f"{_CALLS.insert} ON CONFLICT DO NOTHING"
 _BY_KEY = f"SELECT id FROM function_calls WHERE {_OF_APP} AND function = ? AND once_key = ?"
 _WAITING = f"FROM function_calls WHERE {_OF_APP} AND state = 'waiting'"
+_LEVEL = f"{_WAITING} AND function = ? AND precedence = ?"
+_NEXT = f"SELECT id, LENGTH(body), limit_keys, precedence, turn {_WAITING} AND function = ?"
 _END_CALL = (
     "UPDATE function_calls SET state = ?, answer = ?, result = ?, body = ?, ended_at = ? "
     "WHERE id = ? AND state = 'waiting'"
 )
 _BRIEF = "SELECT id, function, state, answer, user_name, created_at, ended_at FROM function_calls"
 _AT_ONCE = 500  # values of a statement
+_MOST_FUNCTIONS = 10_000  # that have calls which wait
 
 
 class CallBrief(NamedTuple):
@@ -166,6 +176,27 @@ class EndedCall(NamedTuple):
     result: bytes = b""
 
 
+class CallPlace(NamedTuple):
+    """Where a call is in the order of its function."""
+
+    precedence: int
+    turn: int
+    id: str
+
+
+class WaitingCall(NamedTuple):
+    """A call that waits: the bytes of its arguments, and the keys of its limits."""
+
+    function: str
+    place: CallPlace
+    size: int
+    limit_keys: str
+
+    @property
+    def id(self) -> str:
+        return self.place.id
+
+
 class CallRows:
     """Reads and writes calls."""
 
@@ -179,7 +210,7 @@ class CallRows:
 
         def add(session: DatabaseSession) -> list[tuple[str, bool]]:
             found = []
-            for each in calls:
+            for each in _take_turns(session, calls):
                 made = session.run(_PUT_CALL, _CALLS.values(each)).rowcount > 0
                 call_id = each.id
                 if not made:
@@ -197,13 +228,48 @@ class CallRows:
         return [(str(row[0]), str(row[1])) for row in rows]
 
     async def list_waiting(
-        self, project: str, app: str, most: int
-    ) -> Sequence[tuple[str, str, int]]:
-        """Return the ID and the function of the calls of an app that wait, the oldest first, and
-        the bytes of their arguments."""
-        sql = f"SELECT id, function, LENGTH(body) {_WAITING} ORDER BY id LIMIT ?"
-        rows = await self._read(lambda session: session.run(sql, (project, app, most)).fetchall())
-        return [(str(row[0]), str(row[1]), int(row[2])) for row in rows]
+        self, project: str, app: str, most: int, functions: Iterable[str] = ()
+    ) -> Sequence[tuple[str, str]]:
+        """Return the ID and the function of calls of an app that wait, the oldest of each function
+        first: of these functions or, without them, of all."""
+        found: list[tuple[str, str]] = []
+        for function in functions or await self.list_functions(project, app):
+            sql = f"SELECT id {_WAITING} AND function = ? ORDER BY id LIMIT ?"
+            rows = await self._read(partial(_fetch, sql, (project, app, function, most)))
+            found += [(str(row[0]), function) for row in rows]
+        return found
+
+    async def list_functions(self, project: str, app: str) -> list[str]:
+        """Return the functions of an app that have calls which wait. Each is found by the index,
+        however many calls it has."""
+        sql = f"SELECT MIN(function) {_WAITING} AND function > ?"
+        found: list[str] = []
+        while len(found) < _MOST_FUNCTIONS:
+            last = found[-1] if found else ""
+            ((function,),) = await self._read(partial(_fetch, sql, (project, app, last)))
+            if function is None:
+                break
+            found.append(str(function))
+        return found
+
+    async def list_next(
+        self, project: str, app: str, function: str, after: CallPlace | None, most: int
+    ) -> Sequence[WaitingCall]:
+        """Return the calls of a function that wait, in the order in which they are sent, behind
+        this place."""
+        behind = "" if after is None else " AND (precedence, turn, id) > (?, ?, ?)"
+        sql = f"{_NEXT}{behind} ORDER BY precedence, turn, id LIMIT ?"
+        values = (project, app, function, *(after or ()), most)
+        rows = await self._read(partial(_fetch, sql, values))
+        return [
+            WaitingCall(
+                function=function,
+                place=CallPlace(int(row[3]), int(row[4]), str(row[0])),
+                size=int(row[1]),
+                limit_keys=str(row[2]),
+            )
+            for row in rows
+        ]
 
     async def list_callers(
         self, project: str, app: str, ids: Sequence[str]
@@ -301,6 +367,25 @@ class CallRows:
         """Delete all calls of an app."""
         sql = f"DELETE FROM function_calls WHERE {_OF_APP}"
         await self._write(lambda session: session.run(sql, (project, app)))
+
+
+def _take_turns(
+    session: DatabaseSession, calls: Sequence[FunctionCallRow]
+) -> Iterator[FunctionCallRow]:
+    """Yield the calls with their turns: that behind the caller's newest one that waits, but no
+    earlier than the first of all that wait."""
+    known: dict[tuple[str, str, str, int, str], int] = {}
+    for each in calls:
+        level = (each.project, each.app, each.function, each.precedence)
+        mine = (*level, each.caller)
+        if mine not in known:
+            own = session.run(f"SELECT MAX(turn) {_LEVEL} AND caller = ?", mine).fetchone()
+            first = session.run(f"SELECT MIN(turn) {_LEVEL}", level).fetchone()
+            assert own is not None
+            assert first is not None
+            known[mine] = max(-1 if own[0] is None else int(own[0]), int(first[0] or 0) - 1)
+        known[mine] += 1
+        yield replace(each, turn=known[mine])
 
 
 def _fetch(sql: str, values: Sequence[object], session: DatabaseSession) -> Sequence[Any]:

@@ -1,6 +1,6 @@
 """Calls of deployed apps that the control plane keeps: `spawn`, and calls with a key."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from secrets import token_hex
 from time import monotonic, sleep
@@ -10,6 +10,7 @@ from cavvy.capabilities.functions import payload, wire
 from cavvy.capabilities.functions.app import Function
 from cavvy.capabilities.functions.calls import FunctionCall
 from cavvy.capabilities.functions.errors import KINDS, CallFailed, CallTimeout
+from cavvy.capabilities.functions.limits import find_key
 from cavvy.client.client import own_user_name
 from cavvy.client.errors import ApiError
 from cavvy.sdk.connections import Connections
@@ -156,6 +157,18 @@ def bind_arguments(
     return args[len(by_place) :], {**defaults, **by_place, **kwargs}
 
 
+def make_finder(
+    name: str, schema: Mapping[str, Any], limits: Sequence[Sequence[str]]
+) -> Callable[[tuple[Any, ...], Mapping[str, Any]], list[str]]:
+    """Return what makes the keys of the limits of a function from arguments."""
+
+    def find(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+        _, named = bind_arguments(schema, args, kwargs)
+        return [find_key(name, paths, named) for paths in limits]
+
+    return find
+
+
 class CallKeeper:
     """Sends the calls of a deployed app to the server. `once` names the functions whose calls with
     the same arguments are one call, `schema` that of the arguments.
@@ -182,14 +195,18 @@ class CallKeeper:
         function: Function,
         items: Iterable[tuple[Sequence[Any], Mapping[str, Any]]],
         keys: Iterable[str] | None = None,
+        *,
+        turn: str = "",
     ) -> Iterator[KeptCall]:
-        """Store calls, many with each request. Raises CavvyError."""
+        """Store calls, many with each request; they take turns with calls of another `turn`.
+        Raises CavvyError."""
         given = iter(keys) if keys is not None else None
         connections = Connections(None, None, None)
         batch: list[wire.CallAsk] = []
         size = 0
         try:
             for number, (args, kwargs) in enumerate(items, 1):
+                more = function.make_head(tuple(args), dict(kwargs))
                 what = function.name if number == 1 else f"{function.name} (call {number})"
                 body = self._codec.dump_arguments(what, tuple(args), dict(kwargs), function.given)
                 key = str(next(given)) if given is not None else function.key
@@ -202,6 +219,9 @@ class CallKeeper:
                         json=not self._codec.loads_errors,
                         # any call has a key: its request may be sent twice
                         key=f"-{token_hex(12)}" if key is None else key,
+                        priority=more.get("priority"),
+                        limits=tuple(more.get("limits", ())),
+                        turn=turn,
                     )
                 )
                 size += len(body)

@@ -23,6 +23,9 @@ class DeployedFunction(Ask, frozen=True, kw_only=True):
     generator: bool = False
     # whether calls with the same arguments are one call
     once: bool = False
+    priority: int = 0
+    # of each limit, the parameters that are its key, or parts of them
+    limits: tuple[tuple[str, ...], ...] = ()
     # the JSON schemas of the arguments, as an object by name, and of the result
     arguments: Raw | UnsetType = UNSET
     result: Raw | UnsetType = UNSET
@@ -98,13 +101,18 @@ class NextJob(Answer, frozen=True, kw_only=True):
 class CallAsk(Ask, frozen=True, kw_only=True):
     """A call that the server keeps until it has a result. `body` has the arguments: a pickle, or,
     with `json`, an object with the list `args` and the object `kwargs`; the result is written
-    likewise. Another call of the function with the `key` of this one is this one.
+    likewise. Another call of the function with the `key` of this one is this one. `priority`
+    replaces that of the function, and `limits` are the keys of the function's limits. Calls of a
+    user with the same `turn` are one caller, who takes turns with others.
     """
 
     function: str
     body: bytes
     json: bool = False
     key: str = ""
+    priority: int | None = None
+    limits: tuple[str, ...] = ()
+    turn: str = ""
 
 
 class CallsAsk(Ask, frozen=True, kw_only=True):

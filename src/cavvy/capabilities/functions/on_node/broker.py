@@ -8,7 +8,6 @@ imports only the standard library and files that do.
 """
 
 import asyncio
-import heapq
 import hmac
 import json
 import os
@@ -24,7 +23,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cavvy.capabilities.functions.frames import PIECE, CallFrames, Head, WrongFrame, pack, prove
 from cavvy.capabilities.functions.on_node.counts import CallCounts, find_reporter
@@ -33,10 +32,22 @@ from cavvy.capabilities.functions.on_node.start import (
     find_address_file,
     start_process,
 )
+from cavvy.capabilities.functions.on_node.waiting import (
+    MOST_KEYS,
+    Limit,
+    LimitSlot,
+    WaitingCalls,
+    WaitingTurns,
+)
+
+if TYPE_CHECKING:
+    from cavvy.capabilities.functions.on_node.windows import StoredWindows
 
 _LOST_TRIES = 3  # how often a call is started again after its process has ended
 _AHEAD_S = 0.02  # short calls of this length together are sent to a process before it is free
 _MOST_AHEAD = 32
+_MOST_RANK = 100  # of a priority
+_MOST_KEY = 256  # characters of a key of a limit
 _IDLE_LOOK_S = 1.0
 _REPORT_S = 5.0  # between two reports of what runs and has ended
 _KILL_S = 5.0
@@ -62,9 +73,14 @@ class BrokerCall:
         "number",
         "over",
         "parts",
+        "rank",
         "since",
+        "slots",
         "timer",
+        "told",
         "tries",
+        "turn",
+        "turns",
         "worker",
     )  # fmt: skip
 
@@ -82,6 +98,18 @@ class BrokerCall:
         self.since = time.monotonic()
         self.timer: asyncio.TimerHandle | None = None
         self.over = False
+        rank = int(head.get("priority") or self.options["priority"])
+        self.rank = max(-_MOST_RANK, min(rank, _MOST_RANK))
+        # who takes turns with others: each `map` of a caller, and all its single calls
+        self.turn = f"{id(caller)}/{head.get('turn', '')}"
+        self.turns: WaitingTurns | None = None
+        self.slots: Sequence[LimitSlot] = ()
+        self.told = False  # that a limit holds it back
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the function or method that is called."""
+        return self.function.broker.spec["functions"][self.head["fn"]]  # type: ignore[no-any-return]
 
 
 class Peer(asyncio.Protocol, ABC):
@@ -266,7 +294,7 @@ class Caller(Peer):
                 self.broker.keyed[call.key] = self._keyed[number] = call
             else:
                 self.broker.counts.begin(head["fn"])
-            served.add(call)
+            served.take(call)
             return
         # the control plane has lost its connection, and sends the call again
         remove(head.get("file", ""))
@@ -344,9 +372,8 @@ class Served:
         self.describe(spec)
         self.workers: list[Worker] = []
         self.unready = 0  # processes in a row that ended before they were ready
-        self._queue: list[tuple[int, int, BrokerCall]] = []
+        self.waiting = WaitingCalls(broker.loop.call_at, self._tell_limit)
         self._mean_s = 1.0
-        self._number = 0
         self._pumped = False
 
     def describe(self, spec: dict[str, Any]) -> None:
@@ -367,6 +394,15 @@ class Served:
         if staying and self in self.broker.functions.values():
             self.start()
 
+    def recount(self) -> None:
+        """Let waiting calls wait for the limits that the function has now."""
+        for call in self.waiting.take_all():
+            self.waiting.leave(call)
+            if call.head["fn"] in self.broker.spec["functions"]:
+                self.take(call)
+            else:
+                self._fail(call, "AppBroken", f"the app has no function {call.head['fn']} any more")
+
     def holds(self, within: Sequence[str]) -> bool:
         """Return whether the calls within which a call is made already take all places of a process
         of this function."""
@@ -382,14 +418,27 @@ class Served:
         begin = slot * self.gpus % len(listed)
         return {"CUDA_VISIBLE_DEVICES": ",".join(listed[begin : begin + self.gpus])}
 
+    def take(self, call: BrokerCall) -> None:
+        """Take a new call."""
+        if (slots := self.broker.find_slots(call)) is None:
+            text = f"the limits of {call.head['fn']} know {MOST_KEYS:,} keys already: call it later"
+            self._fail(call, "CallFailed", text)
+            return
+        call.slots = slots
+        self.add(call)
+
     def add(self, call: BrokerCall, *, first: bool = False) -> None:
-        self._number += 1
-        priority = -int(call.head.get("priority") or self.spec["priority"])
-        number = -self._number if first else self._number
-        heapq.heappush(self._queue, (priority, number, call))
+        self.waiting.add(call, first=first)
         if not self._pumped:  # once for all calls that arrive together
             self._pumped = True
             self.broker.loop.call_soon(self.pump)
+
+    def _tell_limit(self, call: BrokerCall, slot: LimitSlot) -> None:
+        """Tell the control plane which call waits for its limit: it sends others meanwhile."""
+        if call.key and not call.told:
+            call.told = True
+            text = slot.limit.say(slot.key)
+            call.caller.send({"op": "waits", "id": call.caller_id, "text": text})
 
     def pump(self) -> None:
         """Give waiting calls to processes that are free, and start processes for the others."""
@@ -399,7 +448,7 @@ class Served:
                 free = worker.ready and not worker.leaves and len(worker.calls) <= depth
                 if free and not self._give(worker):
                     return
-        waiting = sum(not call.over for _, _, call in self._queue[: self.most + 1])
+        waiting = self.waiting.count
         staying = [each for each in self.workers if not each.leaves]
         starting = sum(not each.ready for each in staying)
         wanted = min(self.most - len(staying), -(-waiting // self.concurrency) - starting)
@@ -422,6 +471,7 @@ class Served:
         assert worker is not None
         del worker.calls[call.number]
         call.worker = None
+        self.waiting.stop(call)
         if call.timer is not None:
             call.timer.cancel()
         if not call.over:
@@ -437,6 +487,7 @@ class Served:
         else:
             call.over = True
             call.caller.answer(call, head, body)  # type: ignore[attr-defined]  # it is a Caller
+        self.waiting.leave(call)
         remove(call.head.get("file", ""))
         if worker.calls and self.concurrency == 1:
             self.watch(next(iter(worker.calls.values())))
@@ -449,7 +500,7 @@ class Served:
         if head["op"] != "failed" or head.get("kind") != "error" or call.parts:
             return False
         call.tries += 1
-        return call.tries <= int(self.spec_of(call)["retries"])
+        return call.tries <= int(call.options["retries"])
 
     def _count_given(self) -> int:
         """Return how many calls a process is given: more than it runs at a time if they are short,
@@ -459,14 +510,10 @@ class Served:
             return self.concurrency
         return 1 + min(_MOST_AHEAD, int(_AHEAD_S / max(self._mean_s, 1e-6)))
 
-    def spec_of(self, call: BrokerCall) -> dict[str, Any]:
-        """Return the options of the function or method that is called."""
-        return self.broker.spec["functions"][call.head["fn"]]  # type: ignore[no-any-return]
-
     def watch(self, call: BrokerCall) -> None:
         """Begin the time of a call whose process runs it now."""
         call.began = time.monotonic()
-        if (limit_s := self.spec_of(call)["timeout_s"]) and call.timer is None:
+        if (limit_s := call.options["timeout_s"]) and call.timer is None:
             call.timer = self.broker.loop.call_later(limit_s, self._expire, call)
 
     def lose(self, worker: Worker) -> None:
@@ -486,13 +533,15 @@ class Served:
             self.fail_all({"op": "failed", "kind": "WorkerLost", "text": text})
         for at, call in enumerate(worker.calls.values()):
             call.worker = None
+            self.waiting.stop(call)
             if call.timer is not None:
                 call.timer.cancel()
                 call.timer = None
             if call.over:
+                self.waiting.leave(call)
                 continue
             call.losses += at < self.concurrency  # the others had not begun
-            if call.losses > _LOST_TRIES + int(self.spec_of(call)["retries"]) or call.parts:
+            if call.losses > _LOST_TRIES + int(call.options["retries"]) or call.parts:
                 self._fail(call, "WorkerLost", f"the process of {call.head['fn']} ended ({how}), "
                            f"{call.losses} times in a row")  # fmt: skip
             else:
@@ -504,12 +553,11 @@ class Served:
 
     def fail_all(self, head: Head) -> None:
         """Answer all waiting calls: the code cannot be loaded."""
-        waiting, self._queue = self._queue, []
-        for _, _, call in waiting:
-            if not call.over:
-                call.over = True
-                remove(call.head.get("file", ""))
-                call.caller.answer(call, head, b"")  # type: ignore[attr-defined]  # it is a Caller
+        for call in self.waiting.take_all():
+            call.over = True
+            remove(call.head.get("file", ""))
+            self.waiting.leave(call)
+            call.caller.answer(call, head, b"")
 
     def stop(self) -> None:
         for worker in self.workers:
@@ -518,28 +566,25 @@ class Served:
 
     def _give(self, worker: Worker) -> bool:
         """Send the next call to a process; return False if none waits."""
-        while self._queue:
-            _, _, call = heapq.heappop(self._queue)
-            if call.over:
-                continue
-            begins = len(worker.calls) < self.concurrency
-            call.worker = worker
-            worker.calls[call.number] = call
-            head = {**call.head, "op": "call", "id": call.number}
-            worker.send(head, call.body)
-            if begins:
-                self.watch(call)
-            return True
-        return False
+        call = self.waiting.take()
+        if call is None:
+            return False
+        begins = len(worker.calls) < self.concurrency
+        call.worker = worker
+        worker.calls[call.number] = call
+        worker.send({**call.head, "op": "call", "id": call.number}, call.body)
+        if begins:
+            self.watch(call)
+        return True
 
     def _expire(self, call: BrokerCall) -> None:
         call.timer = None
         if call.over or call.worker is None:
             return
-        limit = self.spec_of(call)["timeout_s"]
+        limit = call.options["timeout_s"]
         call.tries += 1
         worker = call.worker
-        if call.tries <= int(self.spec_of(call)["retries"]) and not call.parts:
+        if call.tries <= int(call.options["retries"]) and not call.parts:
             call.losses -= 1  # its process ends now, which is no fault of the process
         else:
             self._fail(call, "CallTimeout", f"{call.head['fn']} took longer than {limit:g} s")
@@ -548,6 +593,8 @@ class Served:
     def _fail(self, call: BrokerCall, kind: str, text: str) -> None:
         call.over = True
         remove(call.head.get("file", ""))
+        if call.worker is None:
+            self.waiting.leave(call)
         head = {"op": "failed", "id": 0, "kind": kind, "text": text}
         call.caller.answer(call, head, b"")  # type: ignore[attr-defined]  # it is a Caller
 
@@ -572,11 +619,14 @@ class Broker:
         self._tasks: set[asyncio.Task[None]] = set()
         self.functions: dict[str, Served] = {}
         self.served: list[Served] = []
+        self.limits: dict[str, Limit] = {}
+        self._windows: StoredWindows | None = None
         self._describe()
         self._over = asyncio.Event()
 
     def _describe(self) -> None:
         """Make the functions what `spec` says; those that there were keep their processes."""
+        self._describe_limits()
         known = {each.name: each for each in self.served}
         described = set[str]()
         self.functions = {}
@@ -590,6 +640,44 @@ class Broker:
             found = self.functions[name] = known[owner]
             found.concurrency = max(found.concurrency, each["batch"] or 1)
         self.served = list(known.values())
+
+    def _describe_limits(self) -> None:
+        """Make the limits what `spec` says. Calls that run go on counting."""
+        for each in self.spec["functions"].values():
+            for head in each.get("limits", ()):
+                if (known := self.limits.get(head["id"])) is None:
+                    self.limits[head["id"]] = Limit(head)
+                else:
+                    known.describe(head)
+
+    async def _open_windows(self) -> None:
+        """Count the starts of calls that earlier brokers of the app have stored."""
+        if not any(each.per_s for each in self.limits.values()):
+            return
+        from cavvy.capabilities.functions.on_node.windows import StoredWindows
+
+        self._windows = StoredWindows.open(self.spec["app"], self.limits)
+        if self._windows is not None:
+            if why := await self._windows.load():
+                say(f"the limits of calls do not know earlier calls: {why}")
+            self.start_task(self._windows.run())
+
+    def find_slots(self, call: BrokerCall) -> Sequence[LimitSlot] | None:
+        """Return the room that a call needs in the limits of its function; None if they know too
+        many keys."""
+        if not (heads := call.options.get("limits")):
+            return ()
+        keys = call.head.get("limits") or ()
+        found: list[LimitSlot] = []
+        for number, head in enumerate(heads):
+            key = str(keys[number])[:_MOST_KEY] if head["key"] and number < len(keys) else ""
+            if (slot := self.limits[head["id"]].find(key)) is None:
+                return None
+            found.append(slot)
+        found = [*dict.fromkeys(found)]
+        for slot in found:
+            slot.users += 1
+        return found
 
     def reload(self, listed: Sequence[tuple[str, int]], content: bytes) -> None:
         """Write changed files into the working folder, where -1 is the size of one to remove, and
@@ -614,12 +702,14 @@ class Broker:
             self.spec = json.load(file)
         self._describe()
         for each in self.served:
+            each.recount()
             each.retire()
 
     async def run(self) -> None:
         """Serve calls until the job is stopped, or no program has called for long."""
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self._over.set)
+        await self._open_windows()
         if self._meet and self.meet_key:
             await self._listen_here()
         server = await self.loop.create_server(lambda: Caller(self, here=False), "127.0.0.1", 0)
@@ -635,6 +725,8 @@ class Broker:
         for task in watching:
             task.cancel()
         await self._leave()
+        if self._windows is not None:
+            await self._windows.close()
 
     def count_room(self, gpus: int, cpus: float | None) -> int:
         """Return how many processes of this size the node can run."""
@@ -685,6 +777,7 @@ class Broker:
             call.timer.cancel()
         worker = call.worker
         if worker is None:
+            call.function.waiting.leave(call)
             return
         first = next(iter(worker.calls), None)
         if call.function.concurrency == 1 and first == call.number:

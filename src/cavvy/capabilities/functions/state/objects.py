@@ -18,7 +18,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 from cavvy.capabilities.functions import payload
 from cavvy.capabilities.functions.app import BothWays, iterate_async
 from cavvy.capabilities.functions.errors import CallFailed, NotSendable
-from cavvy.capabilities.functions.options import Length, read_length
+from cavvy.capabilities.functions.lengths import Length, read_length
 from cavvy.capabilities.functions.state.asking import WAIT_S, StateAsker, find_asker
 from cavvy.sdk.errors import CavvyError, InvalidArgument
 
