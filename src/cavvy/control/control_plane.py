@@ -55,6 +55,7 @@ from cavvy.control.retention import FIRST, RETENTION, Retention
 from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.share import RECHECK, WorkShare, bound_wait, changed_ids
 from cavvy.control.start_estimator import StartEstimator
+from cavvy.control.start_trials import StartTrials
 from cavvy.control.sweep_keeper import SweepKeeper
 from cavvy.control.warm_pool import MachinePool, WarmPool
 from cavvy.control.webhooks import Post, Webhooks, is_webhook_key, webhook_key
@@ -197,6 +198,7 @@ class ControlPlane:
             read_targets=self._outside.read_targets,
             open_sealed=self._outside.open_sealed,
             keeper=self._outside.keeper,
+            trials=self._make_trials(),
         )
         for capability, make in load_all(lambda each: each.reconcilers):
             try:
@@ -208,6 +210,10 @@ class ControlPlane:
             else:
                 if made is not None:
                     yield capability.name, made
+
+    def _make_trials(self) -> StartTrials:
+        given = self._store, self.pool, self._clock, self.advisor, self.fair_queue
+        return StartTrials(*given, self._name_gang)
 
     def find(self, kind: type[_T]) -> _T | None:
         """Return the reconciler of this type that a capability has contributed, or None."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 
-from cavvy.control.decide.queue import make_row
+from cavvy.control.decide.start_trials import make_row
 from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.domain.policies import ProjectPolicy, UserBounds
 from cavvy.domain.shares import (

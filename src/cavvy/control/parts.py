@@ -13,6 +13,7 @@ from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.job_service import JobService
 from cavvy.control.provider_pool import ProviderPool
+from cavvy.control.start_trials import StartTrials
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.services import EdgeRule
 from cavvy.domain.tasks import EdgeStep, TaskSpec
@@ -78,6 +79,7 @@ class ControlParts(Struct, frozen=True, kw_only=True):
     open_sealed: OpenSealed | None  # None: this control plane opens no secrets, as in simulations
     keeper: FileKeeper | None  # None: this control plane keeps no files, as in simulations
     outside: Sequence[object]  # what the server has for capabilities
+    trials: StartTrials | None = None  # whether jobs could start; None in some tests
     # the reconcilers of all capabilities, once they are made
     list_reconcilers: Callable[[], Sequence[object]] = tuple
 

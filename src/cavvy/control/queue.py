@@ -19,7 +19,7 @@ from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.groups import UNSTARTED, explain_unready, is_founding, is_ready
 from cavvy.control.decide.job import AdvanceJob
-from cavvy.control.decide.maintenance import compare_reserved, wait_for_reservation
+from cavvy.control.decide.maintenance import wait_for_reservation
 from cavvy.control.decide.node_pools import (
     as_pool_gangs,
     explain_no_pool,
@@ -53,16 +53,14 @@ from cavvy.control.decide.queue import (
     is_blocked,
     line_up,
     looks_deep,
-    make_row,
     make_wait,
     note_arrival,
     reclaim_gang,
-    share_held,
-    share_on,
     tell_reasons,
 )
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.schedule import bar_job, explain_bar
+from cavvy.control.decide.start_trials import make_row, share_held, share_on
 from cavvy.control.decide.transitions import advance_job
 from cavvy.control.decide.warm_pool import MachineIsBusy, MachineIsUnfit
 from cavvy.control.fair_queue import FairQueue
@@ -70,6 +68,7 @@ from cavvy.control.markets import DeadlineAdvisor
 from cavvy.control.node_pools import PoolNodes
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.control.reconcile import HOSTS
+from cavvy.control.start_trials import keep_out, read_capacity, read_running
 from cavvy.control.unit_of_work import join_writes, make_write
 from cavvy.control.warm_pool import MachinePool, WarmGang, WarmGangNotReady, WarmPool
 from cavvy.domain.allocations import Allocation
@@ -554,15 +553,7 @@ class QueueReconciler:
     ]:
         """Return the offers that reservations leave to the job, the reserved parts of their hosts,
         and the reservations that keep the job out."""
-        closed = self._reserved.find_closed(compare_reserved(job), now)
-        if not closed:
-            return lines, (), ()
-        occupied = self._reserved.occupy(closed)
-        left = [
-            (wish, self._reserved.list_open(wish.task, job.project, offers, occupied))
-            for wish, offers in lines
-        ]
-        return [(wish, offers) for wish, offers in left if offers], occupied, closed
+        return keep_out(self._reserved, job, lines, now)
 
     def _admit(
         self, job: JobRecord, lines: Sequence[tuple[JobRecord, tuple[Offer, ...]]]
@@ -740,7 +731,7 @@ class QueueReconciler:
             lines = [
                 line_up(wish, offers, self._name_gang, now, reserved) for wish, offers in unreserved
             ]
-            running = running or await self._read_running()
+            running = running or await read_running(self._store)
             capacity = await self._capacity(snapshot)
             self._trial = trial = self._trial.renew(capacity)
             chosen, reasons[job.id] = decide_return(
@@ -757,13 +748,6 @@ class QueueReconciler:
                 break
         return tell_reasons(stays, reasons), tell_reasons(limited, reasons)
 
-    async def _read_running(self) -> Sequence[tuple[Attempt, JobRecord]]:
-        """Return all attempts that have not ended, with their jobs."""
-        attempts = await self._store.open_attempts()
-        ids = [*dict.fromkeys(each.job_id for each in attempts)]
-        jobs = {job.id: job for job in await self._store.find_jobs(ids)}
-        return [(each, jobs[each.job_id]) for each in attempts if each.job_id in jobs]
-
     async def _rank(
         self, job: JobRecord, found: Sequence[tuple[JobRecord, Candidates]]
     ) -> Sequence[tuple[JobRecord, tuple[Offer, ...]]]:
@@ -773,19 +757,8 @@ class QueueReconciler:
         return rank_candidates(found, resting, prices)
 
     async def _capacity(self, snapshot: MarketSnapshot) -> QueueCapacity:
-        hosts = snapshot.market.hosts
-        allocations = await self._store.allocations() if hosts else ()
-        if not all(host.separates for host in hosts) and not await self._store.accounts():
-            # Without accounts, all projects belong to the one user of the server. A setting that
-            # requires separation applies to them too.
-            hosts = [host if host.obstacle else replace(host, separates=True) for host in hosts]
-        return QueueCapacity(
-            hosts=hosts,
-            allocations=allocations,
-            used=snapshot.used,
-            resting=await self._advisor.history.cooling_down(),
-            awaited=self._behind,
-        )
+        resting = await self._advisor.history.cooling_down()
+        return await read_capacity(self._store, snapshot, resting, self._behind)
 
 
 def _needs_of(job: JobRecord) -> tuple[object, ...]:
@@ -819,7 +792,7 @@ def _find_finer(job: JobRecord) -> NodeRange | None:
     """Return the sizes between the one with which the job can start, and the next larger one that
     was tried."""
     sizes = job.task.elastic
-    return None if sizes is None else sizes.find_finer(job.task.nodes, job.most_nodes)
+    return None if sizes is None else sizes.find_finer(job.task.nodes, job.most_next)
 
 
 def _line_of(job: JobRecord) -> tuple[str, str, str] | None:

@@ -2,23 +2,23 @@
 within its project's quota, decides which gangs give their nodes back, and says who has borrowed the
 quota and when it comes back."""
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 
 from cavvy.control.decide.job import AdvanceJob
 from cavvy.control.decide.placement import MarketSnapshot, date_plan, is_news
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.standby import HANDOVER
+from cavvy.control.decide.start_trials import StartTrial, share_held, share_on
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, PlanState, attempt_id
 from cavvy.domain.offers import Offer
 from cavvy.domain.services import SERVICE_TAG
-from cavvy.domain.shares import GangShare, QueueRow, share_of, size_of_task
+from cavvy.domain.shares import QueueRow, size_of_task
 from cavvy.domain.values import Struct, replace
 from cavvy.planner.candidates import Candidates, merge_candidates
-from cavvy.scheduler.offer_lines import count_left, pool_of, units_of
 from cavvy.scheduler.queue import (
     JobPlacement,
     JobScheduler,
@@ -27,7 +27,7 @@ from cavvy.scheduler.queue import (
     WaitingJob,
 )
 from cavvy.scheduler.reclaim import Borrower, QuotaClaim, choose_borrowers, find_return
-from cavvy.scheduler.shares import ShareBook, ShareLimits
+from cavvy.scheduler.shares import ShareBook
 
 # how many waiting jobs, counted from the head of the queue, get their reasons updated in one pass
 EXPLAINED = 4
@@ -196,23 +196,6 @@ def reclaim_gang(attempt: Attempt, job: JobRecord, project: str, now: datetime) 
     )
 
 
-def make_row(job: JobRecord) -> QueueRow:
-    """Return a job as a row of the queue."""
-    size, parallel = size_of_task(job.task), job.task.parallel
-    return QueueRow(job.id, job.project, job.user, size, job.array_id, parallel)
-
-
-def share_held(attempt: Attempt, job: JobRecord) -> GangShare:
-    """Return what the gang of the attempt holds."""
-    return share_of(attempt.offer, attempt.nodes, size_of_task(job.task))
-
-
-def share_on(wish: JobRecord, offer: Offer) -> GangShare:
-    """Return what the job would hold on the offer, with all gangs that start at the same time."""
-    gangs = 1 if offer.shared else max(1, wish.task.retry.parallel)
-    return share_of(offer, wish.task.nodes * gangs, size_of_task(wish.task))
-
-
 def explain_waits(
     stays: Sequence[QueueWait], now: datetime, *on_machines: Sequence[QueueWait]
 ) -> tuple[Sequence[JobRecord], Sequence[Event]]:
@@ -312,24 +295,10 @@ def decide_return(
     """
     gangs = {attempt.gang: (attempt, job) for attempt, job in running}
     leaving = {attempt.gang for attempt, _ in running if attempt.reclaimed_for}
-    attempts = [attempt for attempt, _ in running]
-    has_limits = any(rule.has_limits for rule in book.rules.values())
+    trial = StartTrial(running, capacity, scheduler, book)
 
     def suffices(freed: Collection[str]) -> bool:
-        gone = leaving.union(freed)
-        limits = ShareLimits(book)
-        for attempt, job in (gangs[each] for each in gone if has_limits):
-            share = share_held(attempt, job)
-            limits.end_gang(job.project, job.user, size_of_task(job.task), share)
-        if limits.find(row):
-            return False
-        left = [each for each in capacity.allocations if each.gang not in gone]
-        nonlocal scheduler
-        scheduler = scheduler.renew(replace(capacity, used={}, allocations=left))
-        units = _count_units(attempt for attempt in attempts if attempt.gang in gone)
-        return any(
-            scheduler.can_start(_free(_admit(line, row, limits), capacity, units)) for line in lines
-        )
+        return trial.can_start(row, lines, leaving.union(freed))
 
     share = share_on(lines[0].job, lines[0].offers[0])
     claim = QuotaClaim(
@@ -360,31 +329,6 @@ def tell_reasons(waits: Sequence[QueueWait], added: Mapping[str, str]) -> Sequen
         else each
         for each in waits
     ]
-
-
-def _admit(line: WaitingJob, row: QueueRow, limits: ShareLimits) -> WaitingJob:
-    offers = tuple(each for each in line.offers if limits.admits(row, share_on(line.job, each)))
-    return replace(line, offers=offers)
-
-
-def _count_units(ended: Iterable[Attempt]) -> Mapping[str, int]:
-    """Return the units of each pool that these gangs hold: GPUs or, without GPUs, nodes."""
-    units: Counter[str] = Counter()
-    for attempt in ended:
-        if not attempt.offer.shared:
-            units[pool_of(attempt.offer)] += attempt.nodes * units_of(attempt.offer)
-    return units
-
-
-def _free(line: WaitingJob, capacity: QueueCapacity, units: Mapping[str, int]) -> WaitingJob:
-    """Return the line with the capacity that its offers have when the units are free."""
-    offers = [
-        each
-        if each.shared or (left := count_left(each, capacity.used)) is None
-        else replace(each, capacity=left + units.get(pool_of(each), 0) // units_of(each))
-        for each in line.offers
-    ]
-    return replace(line, offers=tuple(offers))
 
 
 def _say_borrowed(gangs: Gangs, until: datetime) -> str:

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from math import inf
 
 from cavvy.control.decide.placement import MarketSnapshot, is_steered
-from cavvy.control.decide.queue import make_row, share_held
+from cavvy.control.decide.start_trials import make_row, share_held
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord
 from cavvy.domain.offers import Offer
