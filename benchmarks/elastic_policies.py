@@ -5,6 +5,7 @@ papers, first with the rules of these papers.
     python benchmarks/elastic_policies.py pollux      # Pollux (OSDI'21): 160 jobs, 64 GPUs
     python benchmarks/elastic_policies.py sia         # Sia (SOSP'23): 64 GPUs of three types
     python benchmarks/elastic_policies.py speed       # one decision: 2,000 jobs, 2,048 GPUs
+    python benchmarks/elastic_policies.py scaling     # what twice as many nodes gain
 
 The profiles are read from ../shared/data/traces (or CAVVY_DATA). Restarts cost what the authors'
 simulators charge. "Cavvy" is src/cavvy/scheduler/goodput.py, which is the same in production: with
@@ -13,8 +14,10 @@ that do not tell how much work they have left. Needs NumPy and SciPy.
 """
 
 import argparse
+import math
 import os
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -223,10 +226,30 @@ def make_many(count: int, each: int) -> tuple[Sequence[ElasticJob], Room]:
     return jobs, Room(free={"A100": each, "V100": each, "T4": each - 1})
 
 
+def measure_scaling() -> None:
+    """How the step of a fixed batch gets faster on twice as many nodes of four T4, as the power of
+    the nodes: 1 is ideal, 0 no gain. The batch is the largest that one node takes at once."""
+    powers = []
+    for name, kinds in read_pollux().items():
+        profile, told = kinds["aws"], []
+        local = profile.placements[4,][-1][0]
+        for nodes in (1, 2, 4):
+            before = profile.steps((4,) * nodes, int(local / nodes))
+            after = profile.steps((4,) * 2 * nodes, int(local / nodes / 2))
+            if before is None or after is None:
+                told.append("-")
+                continue
+            powers.append(math.log2(before[0] / after[0]))
+            told.append(f"{powers[-1]:.2f}")
+        print(f"{name}: 1 to 2, 2 to 4 and 4 to 8 nodes: {', '.join(told)}")
+    print(f"{len(powers)} powers, median {statistics.median(powers):.2f}")
+
+
 TABLES: dict[str, Callable[[], None]] = {
     "pollux": compare_pollux,
     "sia": compare_sia,
     "speed": measure_speed,
+    "scaling": measure_scaling,
 }
 
 if __name__ == "__main__":

@@ -243,7 +243,7 @@ def _needs_of(job: JobRecord) -> object:
     """Return what decides which offers suit a job, but for what providers object to: a queue may
     have a thousand jobs whose tasks differ in the rest."""
     task = job.task
-    sizes = task.nodes, task.elastic, job.most_nodes
+    sizes = task.nodes, task.elastic, job.most_next, job.untaken
     where = task.resources, task.image, task.topology, task.volumes
     return job.project, job.consented, sizes, where
 

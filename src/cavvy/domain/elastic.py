@@ -3,6 +3,8 @@ accelerators, and how fast the job is on each. The scheduler chooses among these
 """
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
+from enum import StrEnum
 
 from cavvy.domain.values import Struct
 
@@ -41,6 +43,33 @@ class NodeRange(Struct, frozen=True, kw_only=True):
 
     def __contains__(self, nodes: int) -> bool:
         return self.least <= nodes <= self.most
+
+
+class SizeCause(StrEnum):
+    """Why an elastic job gets another number of nodes."""
+
+    GROW = "grow"  # nodes are free, and the job ends sooner with them
+    GIVE_WAY = "give-way"  # another job waits for the nodes
+    ASKED = "asked"  # a person has asked for it: `cavvy resize`
+    ROLL_BACK = "roll-back"  # the program did not take its new number of nodes, or is slower there
+
+
+class SizeChange(Struct, frozen=True, kw_only=True):
+    """The last change of an elastic job's size: from `before` to `nodes`. `attempt` is the number
+    of the attempt that ends because of it; only the next one has at most `nodes`, and later ones
+    start on what is free then. `rate` is the work per second before the change, None if the program
+    told none. `gain_s` is how much sooner the job was expected to end. `told` states that an event
+    has said what the change has cost and won.
+    """
+
+    nodes: int
+    before: int
+    cause: SizeCause
+    at: datetime
+    attempt: int
+    rate: float | None = None
+    gain_s: float | None = None
+    told: bool = False
 
 
 class ElasticSize(Struct, frozen=True, kw_only=True):

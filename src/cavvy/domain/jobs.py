@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 
+from cavvy.domain.elastic import SizeChange
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobDependency, TaskSpec
 from cavvy.domain.units import Money
@@ -279,6 +280,9 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     )  # for each failed offer or shared host: when its cooldown ends
     # the most nodes that an elastic job may have, if its user has changed it with `cavvy resize`
     most_nodes: int | None = None
+    # the last change of its size, and the sizes that the program did not take
+    sizing: SizeChange | None = None
+    untaken: tuple[int, ...] = ()
     # numbers of the attempts of standby gangs, one of which may take the job over
     standbys: tuple[int, ...] = ()
     numbered: int = 0  # the highest attempt number so far, if it belongs to a standby gang
@@ -299,6 +303,14 @@ class JobRecord(Struct, frozen=True, kw_only=True):
         if self.stop_cause is None:
             return None
         return AttemptOutcome.STOPPED if self.stop_cause in _ORDERED else AttemptOutcome.LIMIT
+
+    @property
+    def most_next(self) -> int | None:
+        """The most nodes that the next attempt of an elastic job may have; None if its range is the
+        only limit."""
+        now = self.sizing
+        caps = (self.most_nodes, now.nodes if now and now.attempt == self.attempt else None)
+        return min((each for each in caps if each is not None), default=None)
 
     @property
     def last_number(self) -> int:

@@ -372,13 +372,15 @@ def tasks_of(task: TaskSpec) -> tuple[TaskSpec, ...]:
 
 def jobs_of(job: JobRecord, tried: NodeRange | None = None) -> tuple[JobRecord, ...]:
     """Return one job for each alternative of its task and, if the job is elastic, for each size,
-    the largest one first; with `tried`, for the sizes of this part of its range."""
+    the largest one first; with `tried`, for the sizes of this part of its range. Sizes that the
+    program did not take are left out."""
     if job.task.elastic is None:
         sized: Sequence[TaskSpec] = (job.task,)
     else:
-        sizes = (tried or job.task.elastic).list_sizes(job.most_nodes)
+        sizes = (tried or job.task.elastic).list_sizes(job.most_next)
+        sizes = [each for each in sizes if each not in job.untaken] or sizes
         sized = [replace(job.task, nodes=nodes) for nodes in sizes]
-    if len(sized) == 1 and not job.task.resources.any_of:
+    if len(sized) == 1 and sized[0].nodes == job.task.nodes and not job.task.resources.any_of:
         return (job,)
     return tuple(replace(job, task=each) for task in sized for each in tasks_of(task))
 

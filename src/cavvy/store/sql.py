@@ -552,6 +552,11 @@ class Store:
 
         return sorted(await self._read(read))
 
+    async def elastic_jobs(self) -> Sequence[JobRecord]:
+        """Return the jobs with a range of nodes that have not ended."""
+        then = f"AND j.phase IN ({_LIVE}) AND d.task LIKE ? ORDER BY j.id"
+        return await self._all(self._documents.jobs, then, '%"elastic":{"least":%')
+
     async def live_versions(self) -> dict[str, int]:
         """Return the version of each job that has not ended, by job ID."""
         sql = f"SELECT id, version FROM jobs WHERE phase IN ({_LIVE})"

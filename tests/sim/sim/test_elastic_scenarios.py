@@ -84,7 +84,7 @@ def test_a_resized_job_goes_on_from_its_checkpoint() -> None:
 def test_a_loss_without_capacity_is_gone_on_with_fewer_nodes() -> None:
     """Another job has taken the last node meanwhile."""
     other = replace(TASK, name="other", elastic=None, nodes=1, env={"FAKE_RUN_S": "9000"})
-    submissions = (SimSubmission(task=TASK), SimSubmission(task=other, at_s=100))
+    submissions = (SimSubmission(task=TASK), SimSubmission(task=other, at_s=903))
     loss = FaultScript(lost_rank=4, lost_after_s=900)
     none = FaultScript(reply=CallOutcome.NO_CAPACITY)
     ending = run(TASK, loss, none, submissions=submissions)

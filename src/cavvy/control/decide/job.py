@@ -20,6 +20,9 @@ from cavvy.domain.values import Struct, field, replace
 
 MARGIN = timedelta(seconds=5)  # how long billing may continue after the grace period of a stop
 LONGEST_DELAY = timedelta(hours=1)
+# The time within which a program fails, or says nothing, that does not take a new number of nodes.
+TAKES_SIZE = timedelta(minutes=10)
+_FREES = timedelta(minutes=2)  # how long a job waits at most for its own nodes to be free
 _SETTLED = frozenset({AttemptPhase.KEPT, AttemptPhase.ENDING, AttemptPhase.ENDED})
 
 
@@ -60,6 +63,7 @@ class RequeueJob(Struct, frozen=True, kw_only=True):
     anew: bool = False  # whether earlier failures of this kind no longer count
     skip: int | None = None  # the checkpoint that the next attempt must not start from
     unskip: bool = False  # whether the next attempt may start from the newest checkpoint again
+    untaken: int | None = None  # a number of nodes that the program did not take
 
     @property
     def text(self) -> str:
@@ -113,7 +117,7 @@ def _starting(view: JobSnapshot, now: datetime) -> Action:
         return AdvanceJob(phase=JobPhase.STOPPING, reason=view.job.stop_reason)
     if attempt is not None and attempt.number == view.job.attempt:
         if attempt.phase in _SETTLED:
-            return _settle(view, attempt)
+            return _settle(view, attempt, now)
         if attempt.phase is AttemptPhase.RUNNING and view.job.phase is JobPhase.STARTING:
             return AdvanceJob(phase=JobPhase.RUNNING, reason=f"runs on {attempt.offer.key}")
     return _limits(view, now)
@@ -156,7 +160,7 @@ def _stopped(job: JobRecord, exit_code: int | None = None) -> AdvanceJob:
     return AdvanceJob(phase=phase, reason=job.stop_reason or "stopped", exit_code=exit_code)
 
 
-def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
+def _settle(view: JobSnapshot, attempt: Attempt, now: datetime) -> Action:
     """Decide by the attempt's outcome whether the job ends or is tried again."""
     job, retry = view.job, view.job.task.retry
     match attempt.outcome:
@@ -166,7 +170,9 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
             return _limited(job, attempt)
         case AttemptOutcome.EXIT | AttemptOutcome.SETUP:
             again = _again_or_fail(view, attempt, "exit", _tries_of(job, attempt.exit_code))
-            return _read_older(view, attempt) or _read_newest(view, again)
+            return (
+                _leave_size(job, attempt) or _read_older(view, attempt) or _read_newest(view, again)
+            )
         case AttemptOutcome.STOPPED:
             return AdvanceJob(
                 phase=JobPhase.STOPPED, reason=attempt.reason, exit_code=attempt.exit_code
@@ -174,6 +180,8 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
         case AttemptOutcome.PREEMPTED if _may_work_still(attempt) or (
             view.awaits_end and attempt.phase is not AttemptPhase.ENDED
         ):
+            return RecheckJob(after=SOON)
+        case AttemptOutcome.PREEMPTED if _awaits_own_nodes(job, attempt, now):
             return RecheckJob(after=SOON)
         case AttemptOutcome.PREEMPTED if attempt.moved:
             return RequeueJob(kind="move", reason=attempt.reason)
@@ -189,6 +197,24 @@ def _settle(view: JobSnapshot, attempt: Attempt) -> Action:
             )
         case AttemptOutcome.NODE | AttemptOutcome.TIMEOUT | None:
             return _again_or_fail(view, attempt, "node", retry.node, _rest(job, attempt, "node"))
+
+
+def _leave_size(job: JobRecord, attempt: Attempt) -> RequeueJob | None:
+    """Let the next attempt have the former number of nodes if this attempt, the first one on
+    another number, failed soon and saved nothing. With the former number, the program has worked.
+    """
+    change = job.sizing
+    if change is None or attempt.number != change.attempt + 1 or attempt.nodes == change.before:
+        return None
+    began, ended = attempt.running_at, attempt.finished_at
+    late = began is not None and ended is not None and ended - began > TAKES_SIZE
+    if late or attempt.checkpoint_at is not None:
+        return None
+    reason = (
+        f"{attempt.reason}, soon after its nodes had changed from {change.before} to "
+        f"{attempt.nodes}: it goes back to {change.before}"
+    )
+    return RequeueJob(kind="size", reason=reason, untaken=attempt.nodes)
 
 
 def _read_older(view: JobSnapshot, attempt: Attempt) -> RequeueJob | None:
@@ -244,6 +270,15 @@ def _may_work_still(attempt: Attempt) -> bool:
     """
     ours = attempt.drill_until is not None and attempt.exit_code is None
     return ours and attempt.phase is not AttemptPhase.ENDED
+
+
+def _awaits_own_nodes(job: JobRecord, attempt: Attempt, now: datetime) -> bool:
+    """Return whether a job that gets another number of nodes waits for its own to be free: they are
+    a part of what it shall have next."""
+    if job.sizing is None or job.sizing.attempt != attempt.number:
+        return False
+    ended = attempt.finished_at or attempt.since
+    return attempt.phase is not AttemptPhase.ENDED and now - ended < _FREES
 
 
 def _again_or_fail(

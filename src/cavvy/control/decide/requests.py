@@ -7,6 +7,7 @@ from cavvy.control.decide.job import deadline_of
 from cavvy.control.decide.rows import RowChanges, make_event, shrink
 from cavvy.control.decide.schedule import find_hold, say_next, say_waiting
 from cavvy.control.decide.transitions import deliveries_of, turn_job
+from cavvy.domain.elastic import SizeCause, SizeChange
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import (
     FAR,
@@ -188,7 +189,7 @@ def resize_job(
     work is ended with a notice, and starts again from its newest checkpoint on that many nodes, or
     on fewer if no more are free.
     """
-    changed = replace(job, most_nodes=nodes)
+    changed = replace(job, most_nodes=nodes, sizing=None, untaken=())
     size = "node" if nodes == 1 else "nodes"
     if live is None or live.nodes == nodes or live.drill_until is not None:
         text = f"the job gets at most {nodes} {size} when it starts next"
@@ -196,7 +197,23 @@ def resize_job(
     text = f"the job is resized from {live.nodes} to {nodes} {size}"
     moved = replace(live, drill_until=now + notice, moved=True, moved_because=text)
     event = make_event(job, now, "resize", text)
-    return RowChanges(job=changed, attempts=(moved,), events=(event,))
+    change = SizeChange(
+        nodes=nodes, before=live.nodes, cause=SizeCause.ASKED, at=now, attempt=live.number
+    )
+    return RowChanges(job=replace(changed, sizing=change), attempts=(moved,), events=(event,))
+
+
+def change_size(
+    job: JobRecord, live: Attempt, change: SizeChange, text: str, notice: timedelta, now: datetime
+) -> RowChanges:
+    """Let an elastic job start again on the number of nodes that the scheduler has chosen. Its work
+    ends with a notice, as in `resize_job`. `text` says what the change costs and wins."""
+    moved = replace(live, drill_until=now + notice, moved=True, moved_because=text)
+    return RowChanges(
+        job=replace(job, sizing=change),
+        attempts=(moved,),
+        events=(make_event(job, now, "resize", text, live.number),),
+    )
 
 
 def drill_attempt(job: JobRecord, attempt: Attempt, notice: timedelta, now: datetime) -> RowChanges:

@@ -17,6 +17,7 @@ from cavvy.control.decide.rows import JobRows, RowChanges, make_event, shrink
 from cavvy.costs.extras import bill_traffic
 from cavvy.costs.metering import total
 from cavvy.domain.allocations import Allocation
+from cavvy.domain.elastic import SizeCause, SizeChange
 from cavvy.domain.events import Charge, ChargeKind, Event
 from cavvy.domain.jobs import (
     JOB_ENDS,
@@ -121,6 +122,8 @@ def requeue_job(
         standbys=(),
         not_before=now + action.delay if action.delay else None,
     )
+    if action.untaken is not None:
+        changed = roll_back_size(changed, action.untaken, now)
     failure = failure_of(own) if own is not None else None
     events = [make_event(job, now, "queued", action.text, fact=failure)]
     if failure is not None and failed:
@@ -129,6 +132,21 @@ def requeue_job(
         events.append(make_event(job, now, "avoided", text, fact=failure))
     gone = own is not None and own.outcome in (AttemptOutcome.PREEMPTED, AttemptOutcome.NODE)
     return RowChanges(job=changed, events=tuple(events), stale_market=gone)
+
+
+def roll_back_size(job: JobRecord, untaken: int, now: datetime) -> JobRecord:
+    """Let the next attempt of an elastic job have the number of nodes from before its last change,
+    and no attempt the number that the program did not take."""
+    assert job.sizing is not None  # only a change of size can be rolled back
+    back = SizeChange(
+        nodes=job.sizing.before,
+        before=untaken,
+        cause=SizeCause.ROLL_BACK,
+        at=now,
+        attempt=job.attempt,
+        told=True,
+    )
+    return replace(job, sizing=back, untaken=tuple(sorted({*job.untaken, untaken})))
 
 
 def drop_past(avoid: dict[str, datetime], now: datetime) -> dict[str, datetime]:

@@ -5,8 +5,10 @@ Environment variables of the task control the work: FAKE_RUN_S (duration in seco
 FAKE_EXIT_CODE (0), FAKE_EXIT_AFTER_S (when the work fails; default: the duration), FAKE_EXIT_RANK
 (only this rank fails), FAKE_SETUP_S (duration of the setup, default 0), FAKE_STUBBORN (1: the work
 ends only when killed), FAKE_SIGNAL_CODE (exit code after SIGTERM, default 143) and FAKE_COMPLETE
-(1: the work reports completion when it is asked to end). Work with checkpoints resumes from the
-last checkpoint.
+(1: the work reports completion when it is asked to end). With FAKE_POWER, all ranks share the work,
+which takes FAKE_RUN_S on one node, N^FAKE_POWER times less on N nodes, and is told as samples, one
+a second on one node; on FAKE_UNTAKEN nodes, it fails at once, and on FAKE_SILENT nodes it does and
+tells nothing. Work with checkpoints resumes from the last checkpoint.
 """
 
 import asyncio
@@ -128,6 +130,8 @@ _LONG_POLL = timedelta(minutes=5)
 _GATHERS = timedelta(seconds=5)  # how long a claim waits for the agents of other ranks
 _RETRY_S = 5.0  # pause between requests while the control plane does not answer
 _REACTION_S = 1.0  # time from a signal to the end of cooperative work
+_TELLS_S = 60.0  # time between two reports of progress
+_FOR_EVER_S = 1e9
 _CHECKPOINT_S = 600.0  # time between checkpoints if the task sets no interval
 
 
@@ -331,7 +335,7 @@ class FakeAgent:
             await asyncio.wait({listener}, timeout=play.setup_s)
         began = self._now()
         self._storage.begun.append(
-            (work.job_id, self._rank, self._storage.done(work.job_id, self._rank), play.done)
+            (work.job_id, self._rank, self._storage.done(work.job_id, play.rank), play.done)
         )
         self._outbox.put(began, MessageKind.RUNNING)
         self._storage.work.append((self._gang.spec.name, self._rank, began, None))
@@ -355,12 +359,12 @@ class FakeAgent:
             self._notice_at(),
             self._after_birth(self._fault_script.advised_after_s),
         )
-        saved = 0.0
+        saved = told = 0.0
         while True:
             ran = (self._now() - began).total_seconds()
             if ran >= play.ends_s:
                 return play.end
-            next_s = min(play.ends_s, saved + play.checkpoint_s)
+            next_s = min(play.ends_s, saved + play.checkpoint_s, told + play.tells_s)
             for known in (notice_at, advice_at):
                 next_s = next_s if known is None else min(next_s, (known - began).total_seconds())
             await asyncio.wait({listener}, timeout=max(0.0, next_s - ran) + 1e-6)
@@ -375,6 +379,9 @@ class FakeAgent:
                     self._now(), MessageKind.EVENT, name="advice", text="this node is at risk"
                 )
                 self._checkpoint(play, ran)
+            if ran >= told + play.tells_s:
+                told = ran
+                self._outbox.put(self._now(), MessageKind.PROGRESS, values=play.tell(ran))
             if ran >= saved + play.checkpoint_s:
                 saved = ran
                 self._checkpoint(play, ran)
@@ -407,7 +414,7 @@ class FakeAgent:
 
     def _checkpoint(self, play: "_Play", ran: float) -> None:
         if play.checkpoints and not self._fault_script.storage_fails:
-            self._storage.save(play.job_id, self._rank, play.done + ran)
+            self._storage.save(play.job_id, play.rank, play.done + ran * play.speed)
             self._outbox.put(self._now(), MessageKind.CHECKPOINT, bytes=1 << 20, files=1)
 
     def _notice_at(self) -> datetime | None:
@@ -493,12 +500,26 @@ class _Play:
         self.stubborn = env.get("FAKE_STUBBORN", "0") == "1"
         self.signal_code = int(env.get("FAKE_SIGNAL_CODE", "143"))
         self.complete = env.get("FAKE_COMPLETE", "0") == "1"
-        self.done = storage.done(work.job_id, rank) if self.checkpoints else 0.0
-        whole = float(env.get("FAKE_RUN_S", "60"))
+        power = env.get("FAKE_POWER")
+        self.rank = rank if power is None else 0  # whose checkpoint it is
+        self.speed = 1.0 if power is None else work.nodes ** float(power)
+        silent = env.get("FAKE_SILENT") == str(work.nodes)
+        self.tells_s = _TELLS_S if power is not None and rank == 0 and not silent else float("inf")
+        self.done = storage.done(work.job_id, self.rank) if self.checkpoints else 0.0
+        self.whole = whole = float(env.get("FAKE_RUN_S", "60"))
+        if silent:
+            self.checkpoints, self.speed = False, whole / _FOR_EVER_S
         code = int(env.get("FAKE_EXIT_CODE", "0"))
+        if env.get("FAKE_UNTAKEN") == str(work.nodes):
+            code, env = 1, {**env, "FAKE_EXIT_AFTER_S": str(self.done)}
         fails = code != 0 and env.get("FAKE_EXIT_RANK", str(rank)) == str(rank)
-        self.ends_s = max(
-            0.0, (float(env.get("FAKE_EXIT_AFTER_S", str(whole))) if fails else whole) - self.done
-        )
+        ends = float(env.get("FAKE_EXIT_AFTER_S", str(whole))) if fails else whole
+        self.ends_s = max(0.0, ends - self.done) / self.speed
         outcome = AttemptOutcome.EXIT if fails else AttemptOutcome.SUCCEEDED
         self.end = (outcome, code if fails else 0, f"exit code {code if fails else 0}")
+
+    def tell(self, ran: float) -> dict[str, float | str]:
+        """Return what the program tells of its progress, as `cavvy.train` does."""
+        done = min(self.done + ran * self.speed, self.whole)
+        told: dict[str, float | str] = {"done": done, "total": self.whole, "unit": "samples"}
+        return {**told, "samples_per_s": self.speed}

@@ -1,0 +1,227 @@
+"""Decides which running elastic jobs change their number of nodes: which of them grow, because
+nodes are free and the change earns its restart, and which give nodes back, because another job
+waits for them. No I/O. `scheduler.goodput` shares free nodes out; the keeper of the capability
+`elastic` and simulated clusters give it what they have measured.
+
+* Growth takes only nodes for which no job waits, and shrinks no other job: so a job beside an
+  elastic one starts when it would start beside a rigid one of the least size, but for the seconds
+  in which nodes are handed over.
+* What an elastic job has above its least is lent, except what is within its project's own quota.
+  The first jobs of the queue get it back; their own order is that of fair shares.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from cavvy.domain.elastic import ElasticJob, ElasticSize
+from cavvy.domain.values import Struct
+from cavvy.scheduler.goodput import GrowthRules, Room, choose_sizes
+
+# How a training speeds up on sizes of which nothing was measured: with the nodes to this power. It
+# is the median of six programs in Pollux' profiles whose batch stays the same on twice as many
+# nodes of four T4 (`benchmarks/elastic_policies.py scaling`: 0.28). It is low on purpose: what a
+# larger size really gains is measured after the first change, and a promise is not paid back.
+SCALING = 0.3
+# Free nodes are expected to stay free for ten minutes at least: a change must earn its restart
+# within this time, or within five restarts, if these take longer.
+_PAID = GrowthRules(horizon_s=600.0)
+_FREE = GrowthRules(horizon_s=600.0, least_efficiency=0.0)
+# A smaller size that was this much faster when it was measured is gone back to.
+_FASTER = 1.05
+
+
+class ElasticRun(Struct, frozen=True, kw_only=True):
+    """A running elastic job. Jobs in one `place` compete for the same nodes. `sizes` are the
+    numbers of nodes that it may have, ascending, and `nodes` is the present one. `room` is the most
+    that it could have now if no other job changes, and a node of it has `unit` accelerators.
+
+    `rates` are what was measured by number of nodes, in any unit of work per second; `remaining`
+    and `done` are in the same unit, None and 0 if the program tells nothing. A change of size costs
+    `resize_s`, in which no work is done. `time_left_s` is the time until the job's deadline.
+    `lends` states whether what it has above its least may go to other projects, and `paid` whether
+    its nodes cost money. `rested` states whether it has run long enough since its last change to
+    grow.
+    """
+
+    id: str
+    project: str
+    place: str
+    sizes: tuple[int, ...]
+    nodes: int
+    room: int = 0
+    unit: int = 1
+    rates: Mapping[int, float] = {}
+    remaining: float | None = None
+    done: float = 0.0
+    resize_s: float = 0.0
+    time_left_s: float | None = None
+    weight: float = 1.0
+    lends: bool = True
+    paid: bool = False
+    rested: bool = True
+
+    @property
+    def least(self) -> int:
+        """The fewest nodes that the job keeps: its least size, or the least one with which it is in
+        time if it is so now. Without a rate, no deadline can be compared."""
+        most, left = self.time_left_s, self.remaining
+        if most is None or left is None or not self.rates:
+            return self.sizes[0]
+        if left / self.guess_rate(self.nodes) > most:
+            return self.sizes[0]
+        in_time = (
+            each
+            for each in self.sizes
+            if each <= self.nodes and left / self.guess_rate(each) + self.resize_s <= most
+        )
+        return min(in_time, default=self.nodes)
+
+    def guess_rate(self, nodes: int) -> float:
+        """Return the work per second on so many nodes: as measured or, in proportion to a power of
+        the nodes, between and beyond the sizes that were measured."""
+        return guess_rate(self.rates, nodes)
+
+
+class SizeStep(Struct, frozen=True, kw_only=True):
+    """A job gets another number of nodes. `gain_s` is how much sooner it ends, None if the job does
+    not tell how much work it has left; `speedup` is the expected ratio of the rates."""
+
+    id: str
+    nodes: int
+    gain_s: float | None = None
+    speedup: float = 1.0
+
+
+def guess_rate(measured: Mapping[int, float], nodes: int) -> float:
+    """Return the work per second on so many nodes; relative to that on one node if nothing was
+    measured. Between two measured sizes, and beyond them, the rate follows a power of the nodes:
+    beyond them at least 0 and at most 1, so that an outlier promises no more than the ideal."""
+    known = sorted(each for each in measured if measured[each] > 0)
+    if not known:
+        return float(nodes**SCALING)
+    if nodes in known:
+        return measured[nodes]
+    below = [each for each in known if each < nodes]
+    above = [each for each in known if each > nodes]
+    if below and above:
+        power = _find_power(measured, below[-1], above[0])
+        return float(measured[below[-1]] * (nodes / below[-1]) ** power)
+    near, *others = below[::-1] or above
+    power = min(max(_find_power(measured, near, others[0]), 0.0), 1.0) if others else SCALING
+    return float(measured[near] * (nodes / near) ** power)
+
+
+def _find_power(measured: Mapping[int, float], one: int, other: int) -> float:
+    return math.log(measured[other] / measured[one]) / math.log(other / one)
+
+
+def choose_growth(runs: Sequence[ElasticRun]) -> Sequence[SizeStep]:
+    """Return which jobs get more nodes, those first that gain most. Of the jobs in one place, all
+    that are `rested` share what is free there. A step that would not end the job sooner, its
+    restart included, is none. Nodes that cost nothing would be idle, so that they are used however
+    little a job gains by them."""
+    places: defaultdict[str, list[ElasticRun]] = defaultdict(list)
+    for run in runs:
+        if run.rested and run.room > run.nodes:
+            places[run.place].append(run)
+    steps = []
+    for place, here in places.items():
+        held = sum(run.nodes * run.unit for run in here)
+        free = max((run.room - run.nodes) * run.unit for run in here)
+        jobs = [_describe(run) for run in here]
+        rules = _PAID if any(run.paid for run in here) else _FREE
+        sizes = choose_sizes(jobs, Room(free={place: held + free}), rules)
+        for run in here:
+            chosen = sizes.get(run.id)
+            if chosen is not None and chosen.nodes > run.nodes:
+                step = _make_step(run, chosen.nodes)
+                if step.speedup > 1 and (step.gain_s is None or step.gain_s > 0):
+                    steps.append(step)
+    return sorted(steps, key=lambda each: -(each.gain_s or 0.0))
+
+
+def choose_returns(runs: Sequence[ElasticRun]) -> Sequence[SizeStep]:
+    """Return which jobs go back to a smaller number of nodes, on which they were measurably faster
+    than on the present one: their growth has not paid."""
+    steps = []
+    for run in runs:
+        smaller = [each for each in run.rates if each < run.nodes and each in run.sizes]
+        if not run.rested or run.nodes not in run.rates or not smaller:
+            continue
+        best = max(smaller, key=lambda each: (run.rates[each], -each))
+        step = _make_step(run, best)
+        if step.speedup > _FASTER and (step.gain_s is None or step.gain_s > 0):
+            steps.append(step)
+    return steps
+
+
+def _describe(run: ElasticRun) -> ElasticJob:
+    """Return the job as the shared policy sees it, with its present size and larger ones."""
+    sizes = tuple(
+        ElasticSize(
+            nodes=each,
+            accelerator=run.place,
+            accelerators_per_node=run.unit,
+            throughput=run.guess_rate(each),
+            measured=each in run.rates,
+        )
+        for each in sorted({*run.sizes, run.nodes})
+        if run.nodes <= each <= run.room
+    )
+    return ElasticJob(
+        id=run.id,
+        sizes=sizes,
+        current=sizes[0],
+        resize_s=run.resize_s,
+        remaining=run.remaining if run.rates else None,
+        done=run.done,
+        weight=run.weight,
+        owner=run.project,
+    )
+
+
+def _make_step(run: ElasticRun, nodes: int) -> SizeStep:
+    now, then = run.guess_rate(run.nodes), run.guess_rate(nodes)
+    gain = None
+    if run.remaining is not None and run.rates:
+        gain = run.remaining / now - run.remaining / then - run.resize_s
+    return SizeStep(id=run.id, nodes=nodes, gain_s=gain, speedup=then / now)
+
+
+def choose_donors(
+    project: str, runs: Sequence[ElasticRun], suffices: Callable[[Mapping[str, int]], bool]
+) -> Sequence[SizeStep]:
+    """Return which jobs keep fewer nodes, so that a waiting job of the project can start; none if
+    that does not suffice, or is not needed. `suffices` returns whether the job could start if the
+    jobs with these IDs had these numbers of nodes.
+
+    As few nodes as suffice are given, by those first that have most above their least for their
+    weight. Jobs of the same project give, too: their owner has asked for both.
+    """
+    lend = [run for run in runs if run.lends or run.project == project]
+    donors = [run for run in lend if run.least < run.nodes]
+    donors.sort(key=lambda run: (run.nodes - run.least) * run.unit / max(run.weight, 1e-9))
+    sizes = {run.id: run.least for run in donors}
+    if not donors or suffices({run.id: run.nodes for run in donors}) or not suffices(sizes):
+        return ()
+    for run in donors:  # those that have least above their least get theirs back first
+        sizes[run.id] = _find_most(run, sizes, suffices)
+    return [_make_step(run, sizes[run.id]) for run in reversed(donors) if sizes[run.id] < run.nodes]
+
+
+def _find_most(
+    run: ElasticRun, sizes: Mapping[str, int], suffices: Callable[[Mapping[str, int]], bool]
+) -> int:
+    """Return the largest size of the job that suffices, beside these sizes of other jobs; its least
+    one does."""
+    tried = sorted({run.least, run.nodes, *run.sizes})
+    tried = [each for each in tried if run.least <= each <= run.nodes]
+    low, high = 0, len(tried) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if suffices({**sizes, run.id: tried[middle]}):
+            low = middle
+        else:
+            high = middle - 1
+    return tried[low]

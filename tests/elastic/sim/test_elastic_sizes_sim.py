@@ -1,0 +1,112 @@
+"""Running elastic jobs that grow, give way and go back, in the production control plane on virtual
+time."""
+
+from datetime import timedelta
+
+from tests.records import make_offer
+from tests.sim.scenario_checks import check_all, tell
+
+from cavvy.domain.elastic import NodeRange
+from cavvy.domain.jobs import JobPhase
+from cavvy.domain.tasks import CheckpointPolicy, TaskSpec
+from cavvy.domain.values import replace
+from cavvy.providers.fake.script import CloudScript
+from cavvy.sim.harness import play
+from cavvy.sim.scenario import JobTrace, ScenarioResult, SimScenario, SimSubmission
+
+EIGHT = make_offer("fake/r/cheap", 1_000_000, vcpus=8, memory_mib=32768, capacity=8)
+ELASTIC = TaskSpec(
+    name="train",
+    run="train",
+    nodes=2,
+    elastic=NodeRange(least=2, most=8),
+    env={"FAKE_RUN_S": "12000", "FAKE_POWER": "0.9"},
+    checkpoint=CheckpointPolicy(path="c", every=timedelta(minutes=5)),
+)
+RIGID = TaskSpec(name="rigid", run="x", nodes=6, env={"FAKE_RUN_S": "1200"})
+
+
+def run(*submissions: SimSubmission, **more: object) -> ScenarioResult:
+    script = CloudScript(offers=(EIGHT,))
+    ending = play(SimScenario(submissions=submissions, script=script, **more))  # type: ignore[arg-type]
+    check_all(ending)
+    return ending
+
+
+def sizes(trace: JobTrace) -> list[int]:
+    return [attempt.nodes for attempt in trace.attempts]
+
+
+def texts(trace: JobTrace, kind: str) -> list[str]:
+    return [event.text for event in trace.events if event.kind == kind]
+
+
+def test_a_job_grows_once_nodes_are_free_and_says_what_that_won() -> None:
+    ending = run(SimSubmission(task=RIGID), SimSubmission(task=ELASTIC, at_s=60))
+    _, trace = ending.traces
+    assert sizes(trace) == [2, 8], tell(trace)
+    [why] = texts(trace, "resize")
+    assert why.startswith("grows from 2 to 8 nodes, which are free: it should end "), why
+    [outcome] = texts(trace, "resized")
+    assert outcome.startswith("3.48 times as fast on 8 as on 2 nodes; no work was done for "), (
+        outcome
+    )
+    assert trace.job.phase is JobPhase.DONE
+
+
+def test_a_job_that_is_nearly_done_does_not_grow() -> None:
+    """Its restart would cost more than it wins: the rigid job ends at 20 minutes."""
+    short = replace(ELASTIC, env={**ELASTIC.env, "FAKE_RUN_S": "2400"})
+    ending = run(SimSubmission(task=RIGID), SimSubmission(task=short, at_s=60))
+    assert sizes(ending.traces[1]) == [2], tell(ending.traces[1])
+
+
+def test_a_rigid_job_loses_nothing_by_an_elastic_one() -> None:
+    """Beside an elastic job it starts as it does beside a rigid one of the least size, but for the
+    half minute in which the work saves a checkpoint."""
+    least = replace(ELASTIC, elastic=None)
+    alone = run(SimSubmission(task=least), SimSubmission(task=RIGID, at_s=600)).traces[1]
+    beside = run(SimSubmission(task=ELASTIC), SimSubmission(task=RIGID, at_s=600))
+    elastic, rigid = beside.traces
+    assert sizes(elastic)[:2] == [8, 2], tell(elastic)
+    assert sizes(elastic)[-1] == 8, "it has grown again"
+    [why] = [each for each in texts(elastic, "resize") if each.startswith("keeps")]
+    assert why.startswith("keeps 2 of 8 nodes, because job rigid waits for the others"), why
+    began, without = rigid.attempts[0].created_at, alone.attempts[0].created_at
+    assert began - without <= timedelta(seconds=60), tell(rigid)
+    assert elastic.job.ended_at is not None
+    assert alone.job.phase is rigid.job.phase is JobPhase.DONE
+
+
+def test_a_program_that_fails_on_its_new_size_goes_back() -> None:
+    task = replace(ELASTIC, env={**ELASTIC.env, "FAKE_UNTAKEN": "8"})
+    trace = run(SimSubmission(task=RIGID), SimSubmission(task=task, at_s=60)).traces[1]
+    assert trace.job.phase is JobPhase.DONE, tell(trace)
+    assert sizes(trace)[:3] == [2, 8, 2], tell(trace)
+    assert 8 not in sizes(trace)[3:], "a size that it did not take is not tried again"
+    assert trace.job.untaken == (8,)
+    back = "soon after its nodes had changed from 2 to 8: it goes back to 2"
+    assert any(back in each for each in texts(trace, "queued")), tell(trace)
+
+
+def test_a_program_that_is_silent_on_its_new_size_goes_back() -> None:
+    task = replace(ELASTIC, env={**ELASTIC.env, "FAKE_SILENT": "8"})
+    trace = run(SimSubmission(task=RIGID), SimSubmission(task=task, at_s=60)).traces[1]
+    assert trace.job.phase is JobPhase.DONE, tell(trace)
+    assert sizes(trace)[:3] == [2, 8, 2], tell(trace)
+    assert trace.job.untaken == (8,)
+    [why] = [each for each in texts(trace, "resize") if "no progress" in each]
+    assert why.endswith("on 8 nodes, and goes back to 2, with which it worked"), why
+
+
+def test_growth_that_makes_the_job_slower_is_taken_back() -> None:
+    task = replace(ELASTIC, env={**ELASTIC.env, "FAKE_POWER": "-0.2", "FAKE_RUN_S": "5000"})
+    trace = run(SimSubmission(task=RIGID), SimSubmission(task=task, at_s=60)).traces[1]
+    assert sizes(trace) == [2, 8, 2], tell(trace)
+    assert any(each.startswith("goes back from 8 to 2 nodes") for each in texts(trace, "resize"))
+
+
+def test_a_job_without_checkpoints_keeps_its_size() -> None:
+    task = replace(ELASTIC, checkpoint=None)
+    trace = run(SimSubmission(task=RIGID), SimSubmission(task=task, at_s=60)).traces[1]
+    assert sizes(trace) == [2], tell(trace)
