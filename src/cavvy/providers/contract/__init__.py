@@ -24,7 +24,7 @@ from cavvy.providers.contract.harness import (
     ProviderUnderTest,
 )
 from cavvy.providers.contract.offers import OfferTests
-from cavvy.providers.contract.repairs import LosesNodes, RepairTests
+from cavvy.providers.contract.repairs import LosesNodes, RepairFaultTests, RepairTests
 
 __all__ = [
     "ContractHarness",
@@ -35,6 +35,7 @@ __all__ = [
     "Play",
     "ProviderContract",
     "ProviderUnderTest",
+    "RepairFaultTests",
     "RepairTests",
 ]
 
@@ -42,6 +43,6 @@ __all__ = [
 class ProviderContract(OfferTests, LaunchTests, LookTests, EndTests):
     """The rules that every provider must follow. Override `place`; override `run_scenario` and
     `lose_reply` if the default methods do not fit the infrastructure. Add `FaultTests` as a second
-    base class for a provider that starts a gang with several requests, and `RepairTests` for a
-    provider that replaces single nodes.
+    base class for a provider that starts a gang with several requests, and `RepairTests` and
+    `RepairFaultTests` for a provider that replaces single nodes.
     """

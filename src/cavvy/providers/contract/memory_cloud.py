@@ -261,7 +261,7 @@ class MemoryPlace:
             else:
                 self.cloud.change(each.id, ended=self.cloud.time)
 
-    def lose(self, rank: int) -> None:
+    async def lose(self, rank: int) -> None:
         for each in self.cloud.billed():
             number, count = each.name.rsplit("-", 2)[1:]
             if int(number) % int(count) == rank:

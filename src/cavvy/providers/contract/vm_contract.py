@@ -26,7 +26,7 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.contract import FaultTests, ProviderContract, RepairTests
+from cavvy.providers.contract import FaultTests, ProviderContract, RepairFaultTests, RepairTests
 from cavvy.providers.contract.harness import (
     FOREIGN,
     OURS,
@@ -159,7 +159,7 @@ class AccountTests(ScenarioSuite):
         assert lost == [], "these lines of the user data are missing on the machine"
 
 
-class VmContract(ProviderContract, FaultTests, RepairTests, AccountTests):
+class VmContract(ProviderContract, FaultTests, RepairTests, RepairFaultTests, AccountTests):
     """After a scenario, no resource that is billed may remain."""
 
     traits: CloudTraits

@@ -9,6 +9,7 @@ from cavvy.providers.abilities import (
     EXPORTS_TASKS,
     HAS_PARTS,
     RELAYS_AGENTS,
+    REPLACES_NODES,
     SIGNALS_CHANGES,
     STATES_POLICY,
     WHO_AM_I,
@@ -18,7 +19,6 @@ from cavvy.providers.kubernetes.profiles import PROFILES, describe_service
 from cavvy.providers.settings import flag, gpu_rates, node_price, number, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.REPAIR: "Cavvy does not replace single pods of a gang yet",
     Feature.BUILD: "pods start from images in a registry; `cavvy image build TASK.YAML --push "
     "NAME` builds an image and pushes it",
     Feature.LOGIN: "the cluster pulls images with its own secrets, which the setting "
@@ -41,6 +41,7 @@ MANIFEST = Manifest(
         HAS_PARTS,
         SIGNALS_CHANGES,
         RELAYS_AGENTS,
+        REPLACES_NODES,
         CHECKS_TASKS,
         WHO_AM_I,
         STATES_POLICY,

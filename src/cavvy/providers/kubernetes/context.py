@@ -237,6 +237,18 @@ class ClusterContext:
                 self._launching.pop(spec.name, None)
                 self._promised.pop(spec.name, None)
 
+    async def replace(self, spec: GangSpec, ranks: Sequence[int]) -> None:
+        """Replace single pods; see `ReplacesNodes.replace`."""
+        async with (
+            self._launching.setdefault(spec.name, asyncio.Lock()),
+            _sorted(f"the pods of {spec.name} cannot be replaced"),
+        ):
+            try:
+                await self._replace(spec, ranks)
+            finally:
+                self._launching.pop(spec.name, None)
+                self._promised.pop(spec.name, None)
+
     async def gangs(self, name: str | None) -> Sequence[GangSeen]:
         """See `Provider.gangs`."""
         async with _sorted("pods cannot be listed"):
@@ -284,7 +296,7 @@ class ClusterContext:
                 "no agent can be started: the server has no agent that it could copy into pods"
             )
         try:
-            node = await self._find_room(spec)
+            node = await self._find_room(spec, spec.nodes)
             await self._check_queue()
         except (NoCapacity, Refused):
             if await self._find_record(spec.name) is None:
@@ -304,6 +316,70 @@ class ClusterContext:
         # another server has removed the gang in the meantime
         if after is None or after.removing_at:
             await self._drop_pods(record)
+
+    async def _replace(self, spec: GangSpec, ranks: Sequence[int]) -> None:
+        """Note in the record which pods are replaced, delete what is left of them, and create the
+        new ones, once they fit. The note is written first, so a repeated call creates none twice.
+        """
+        record, terms = await self._find_record(spec.name), self._terms
+        if record is None or record.ended or record.removing_at:
+            return
+        if terms.agent is None:
+            raise Refused("the server has no agent that it could copy into pods")
+        found = await self.api.items(self._path("pods"), self._labelled(spec.name))
+        by_name = {pod["metadata"]["name"]: pod for pod in found}
+        record = await self._note_replaced(spec, ranks, record, by_name)
+        names, known = record.pods, {each.rank for each in record.seen}
+        missing = [
+            rank
+            for rank, name in enumerate(names)
+            if record.turn(rank).number and rank not in known and name not in by_name
+        ]
+        if not missing:
+            return
+        node = await self._find_room(spec, len(missing), waits=False)
+        agent = await self._place_agent(terms.agent)
+        if node.pool:  # the pods wait until the pool has a node for them
+            data = {"pool": node.pool, "asked_at": terms.now().isoformat()}
+            await self._patch(spec.name, data)
+        owner = pods.OwnerObject(name=spec.name, uid=record.uid)
+        for rank in missing:
+            turn = record.turn(rank).number
+            pod = pods.make_pod(spec, rank, terms.mark, owner, node, terms.options, agent, turn)
+            try:
+                await self.api.make(self._path("pods"), pod)
+            except ApiServerRefused as error:
+                raise _sort_refusal(error, await self._list_limits(error)) from error
+        self._nodes = None
+        after = await self._find_record(spec.name)
+        if after is None or after.removing_at:  # by another server, in the meantime
+            await self._drop_pods(record)
+
+    async def _note_replaced(
+        self,
+        spec: GangSpec,
+        ranks: Sequence[int],
+        record: PodGangRecord,
+        found: Mapping[str, Object],
+    ) -> PodGangRecord:
+        """Store that the pods of these ranks are replaced, and delete them; return the record. Pods
+        in which nothing runs any more are deleted without a grace period.
+        """
+        now, lost = self._terms.now(), await self._find_lost(list(found.values()))
+        gone = {name: self._last[name] for name in record.pods if name in self._last}
+        states = status.read_ranks(record, status.FoundPods(found, gone), lost, now)
+        after = status.take_out(record, [each for each in states if each.rank in ranks], spec.round)
+        if after != record:
+            data = {
+                "turns": status.write(after.turns),
+                "replaced": status.write(after.replaced),
+                "seen": status.write(after.seen),
+            }
+            await self._swap(record, data)
+        for each in after.replaced:
+            await self.tunnels.tell_removed(each.pod)
+            await self._drop([each.pod], _AT_ONCE if each.ended_at else None)
+        return after
 
     async def _check_fields(self, spec: GangSpec, node: KubernetesNode, agent: str) -> None:
         """Raise Refused if the API server refuses pod fields from the settings or the task. Fields
@@ -409,9 +485,9 @@ class ClusterContext:
             if error.status != 403:
                 raise
 
-    async def _find_room(self, spec: GangSpec) -> KubernetesNode:
-        """Return one of the offer's nodes. Raises NoCapacity if the gang's pods no longer fit on
-        the nodes.
+    async def _find_room(self, spec: GangSpec, count: int, *, waits: bool = True) -> KubernetesNode:
+        """Return one of the offer's nodes. Raises NoCapacity if this number of the gang's pods no
+        longer fits on the nodes, unless the settings and the caller let them wait.
 
         The resources are reserved for the gang until its pods exist, so that concurrent launches do
         not count these resources as free.
@@ -422,16 +498,17 @@ class ClusterContext:
             fitting = [node for node in alike if count_fitting(node, part)]
             room = sum(count_fitting(node, part) for node in fitting if not node.pool)
             pool = next((node for node in fitting if node.pool), None)
-            if self._terms.options.waits or room >= spec.nodes or pool is not None:
+            waits = waits and self._terms.options.waits
+            if waits or room >= count or pool is not None:
                 live = [node for node in fitting if not node.pool]
-                node = pool if pool is not None and room < spec.nodes else [*live, *alike][0]
+                node = pool if pool is not None and room < count else [*live, *alike][0]
                 self._promised[spec.name] = (
                     {node.resource: part} if spec.offer.accelerator_count else {"": part},
-                    spec.nodes,
+                    count,
                 )
                 same = all(each.rdma == node.rdma for each in alike)
                 return node if same else replace(node, rdma="")  # pods may use any of the nodes
-        raise NoCapacity(f"{spec.offer.key}: only {room} of {spec.nodes} pods fit now")
+        raise NoCapacity(f"{spec.offer.key}: only {room} of {count} pods fit now")
 
     async def _find_alike(
         self, spec: GangSpec, age: timedelta = _NODES_AGE
@@ -483,8 +560,11 @@ class ClusterContext:
         exist = list(found.values())
         lost = await self._find_lost(exist)
         self._last.update(found)
-        gone = {name: self._last[name] for name in record.pods if name in self._last}
+        gone = {name: self._last[name] for name in record.all_pods if name in self._last}
         look = status.look(record, status.FoundPods(found, gone), lost, now)
+        if look.replaced is not None:
+            await self._patch(record.name, {"replaced": status.write(look.replaced)})
+            record = await self._find_record(record.name) or record
         if look.end is not None:
             stopped = [name for name in found if name in look.stuck or status.is_over(found[name])]
             return await self._end(record, look.end, look.seen, stopped)
@@ -493,7 +573,9 @@ class ClusterContext:
         if record.removing_at is not None:
             await self._drop(look.stuck, _AT_ONCE)
         elif hopeless := status.why_hopeless(
-            exist, now, waits=self._terms.options.waits or record.waits_at(now)
+            [found[name] for name in record.pods if name in found],
+            now,
+            waits=self._terms.options.waits or record.waits_at(now),
         ):
             await self._remove(record, exist, hopeless)
         return look.seen
@@ -539,26 +621,15 @@ class ClusterContext:
         kubelets keep ended pods for up to a minute, during which the pods' names cannot be used
         again.
         """
-        body = {
-            "metadata": {"resourceVersion": record.version},
-            "data": {"ended": status.write(ended)},
-        }
-        try:
-            if await self.api.patch(self._path("configmaps", record.name), body) is None:
-                return seen
-        except ApiServerRefused as error:
-            if error.status == 409:
-                raise TryAgain(
-                    f"the record of {record.name} has changed in the meantime; read it again"
-                ) from error
-            raise
+        if not await self._swap(record, {"ended": status.write(ended)}):
+            return seen
         await self._drop(stopped, _AT_ONCE)
         if len(stopped) < record.nodes:
             await self._drop_pods(record)
             await self._leave_queue(record)  # some pods may never have started
         await self.api.drop(self._path("secrets", record.name))
         self._terms.changed(record.name)
-        for name in record.pods:
+        for name in record.all_pods:
             self._last.pop(name, None)
         return seen
 
@@ -585,8 +656,8 @@ class ClusterContext:
             await self._leave_queue(record)
 
     async def _drop_pods(self, record: PodGangRecord, options: Object | None = None) -> None:
-        await asyncio.gather(*(self.tunnels.tell_removed(name) for name in record.pods))
-        await self._drop(record.pods, options)
+        await asyncio.gather(*(self.tunnels.tell_removed(name) for name in record.all_pods))
+        await self._drop(record.all_pods, options)
 
     async def _drop(self, names: Sequence[str], options: Object | None) -> None:
         await asyncio.gather(*(self.api.drop(self._path("pods", name), options) for name in names))
@@ -613,6 +684,20 @@ class ClusterContext:
         await self._leave_queue(record)
         await self.api.drop(self._path("secrets", record.name))
         await self.api.drop(self._path("configmaps", record.name))
+
+    async def _swap(self, record: PodGangRecord, data: Mapping[str, str]) -> bool:
+        """Change the record; return False if it no longer exists. Raises TryAgain if it has changed
+        since it was read.
+        """
+        body = {"metadata": {"resourceVersion": record.version}, "data": dict(data)}
+        try:
+            return await self.api.patch(self._path("configmaps", record.name), body) is not None
+        except ApiServerRefused as error:
+            if error.status == 409:
+                raise TryAgain(
+                    f"the record of {record.name} has changed in the meantime; read it again"
+                ) from error
+            raise
 
     async def _patch(self, name: str, data: Mapping[str, str]) -> None:
         await self.api.patch(self._path("configmaps", name), {"data": dict(data)})

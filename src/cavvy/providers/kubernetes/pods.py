@@ -61,8 +61,9 @@ def labels_of(mark: str, gang: str) -> dict[str, str]:
     return {"app.kubernetes.io/managed-by": "cavvy", INSTALLATION: mark, GANG: gang}
 
 
-def pod_name(gang: str, rank: int) -> str:
-    return f"{gang}-{rank}"
+def pod_name(gang: str, rank: int, turn: int = 0) -> str:
+    """Return the name of a rank's pod. `turn` is how many of its pods were replaced before."""
+    return f"{gang}-{rank}-r{turn}" if turn else f"{gang}-{rank}"
 
 
 def make_record(spec: GangSpec, mark: str, asked_at: str, pool: str) -> Object:
@@ -116,12 +117,13 @@ def make_pod(
     node: KubernetesNode,
     options: PodOptions,
     agent: str,
+    turn: int = 0,
 ) -> Object:
     """Return the pod of one rank. `node` is one of the offer's nodes; `agent` is the name of the
-    config map with the files that pods run.
+    config map with the files that pods run; see `pod_name` for `turn`.
     """
     metadata: Object = {
-        "name": pod_name(spec.name, rank),
+        "name": pod_name(spec.name, rank, turn),
         "labels": {**labels_of(mark, spec.name), RANK: str(rank), **_plain(spec.labels)},
         "annotations": {"cavvy/labels": json.dumps(dict(spec.labels), sort_keys=True)},
         "ownerReferences": [owner.reference],

@@ -23,7 +23,9 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.units import HourlyRate, UnitError, parse_rate
 from cavvy.domain.values import replace
+from cavvy.providers.abilities import REPLACES_NODES
 from cavvy.providers.base import (
+    Feature,
     GangSeen,
     GangSpec,
     Manifest,
@@ -67,11 +69,11 @@ class KubernetesProvider:
     """Implements `Provider`, and the abilities listed in the manifest."""
 
     def __init__(self, manifest: Manifest, context: ProviderContext) -> None:
-        self.manifest = manifest
         self._context = context
         self._settings = context.settings
         self.mark = hashlib.sha256(context.installation.encode()).hexdigest()[:12]
         self._options = read_options(context.settings)
+        self.manifest = _without_repairs(manifest) if self._options.queue else manifest
         try:
             self._gpu_rate = AcceleratorRates(self._text("price_usd_gpu_hr") or "0")
         except (UnitError, ValueError) as error:
@@ -92,6 +94,13 @@ class KubernetesProvider:
         return self._parts.silent
 
     async def launch(self, gang: GangSpec) -> None:
+        await self._find_cluster(gang).launch(gang)
+
+    async def replace(self, gang: GangSpec, ranks: Sequence[int]) -> None:
+        await self._find_cluster(gang).replace(gang, ranks)
+
+    def _find_cluster(self, gang: GangSpec) -> ClusterContext:
+        """Return the context of the gang's offer. Raises NoCapacity."""
         cluster = self.clusters().get(gang.offer.region)
         if cluster is None or gang.offer.provider != self.manifest.name:
             raise NoCapacity(f"{gang.offer.key}: Cavvy no longer uses the context of this offer")
@@ -100,7 +109,7 @@ class KubernetesProvider:
                 f"{gang.offer.key}: the context now uses the namespace "
                 f"{cluster.api.context.namespace}"
             )
-        await cluster.launch(gang)
+        return cluster
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         return await look_at_all(
@@ -280,6 +289,14 @@ class MachinePrices:
             offers = self._list_instance(machine.cloud, attached)
         alike = [each for each in offers if bool(each.accelerator_count) == bool(gpus)]
         return alike if gpus else alike or offers  # GPUs without a driver are paid for, too
+
+
+def _without_repairs(manifest: Manifest) -> Manifest:
+    """Return the manifest for a cluster with Kueue, which admits all pods of a gang together."""
+    kept = tuple(each for each in manifest.abilities if each is not REPLACES_NODES)
+    reason = "Kueue, which the setting `queue` names, admits all pods of a gang together"
+    unsupported = {**manifest.unsupported, Feature.REPAIR: reason}
+    return replace(manifest, abilities=kept, unsupported=unsupported)
 
 
 class PodWatch:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cavvy.domain.values import Struct, replace
+from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import GangSeen, GangState, NodeSeen
 from cavvy.providers.hosts.records import AgentExit
 from cavvy.providers.kubernetes.pods import CONTAINER, RANK, pod_name
@@ -56,6 +56,14 @@ class PodRank(Struct, frozen=True, kw_only=True):
     preempted: bool = False
     reason: str = ""  # the reason why the pod waits or has ended
     exit: AgentExit | None = None
+    pod: str = ""  # the pod's name; set only if the pod was replaced
+
+
+class RankTurn(Struct, frozen=True, kw_only=True):
+    """How often the pod of a rank was replaced."""
+
+    number: int = 0
+    round: int = 0  # the round (`GangSpec.round`) that did it last
 
 
 class PodGangEnd(Struct, frozen=True, kw_only=True):
@@ -76,6 +84,8 @@ class PodGangRecord(Struct, frozen=True, kw_only=True):
     nodes: int
     asked_at: datetime
     seen: tuple[PodRank, ...] = ()
+    turns: Mapping[int, RankTurn] = field(default_factory=dict)  # by rank; {} if none was replaced
+    replaced: tuple[PodRank, ...] = ()  # pods that were lost and replaced
     pool: str = ""  # the node pool whose autoscaler adds nodes for the gang
     removing_at: datetime | None = None
     refusal: str = ""  # the reason why Cavvy removed the gang before its start; "" if it did not
@@ -89,7 +99,15 @@ class PodGangRecord(Struct, frozen=True, kw_only=True):
     @property
     def pods(self) -> list[str]:
         """The names of the gang's pods, by rank."""
-        return [pod_name(self.name, rank) for rank in range(self.nodes)]
+        return [pod_name(self.name, rank, self.turn(rank).number) for rank in range(self.nodes)]
+
+    @property
+    def all_pods(self) -> list[str]:
+        """The names of the gang's pods, with those that were replaced."""
+        return [*self.pods, *(each.pod for each in self.replaced)]
+
+    def turn(self, rank: int) -> RankTurn:
+        return self.turns.get(rank, RankTurn())
 
 
 class PodGangStatus(Struct, frozen=True, kw_only=True):
@@ -98,6 +116,7 @@ class PodGangStatus(Struct, frozen=True, kw_only=True):
     seen: GangSeen
     # ranks to store in the record, because one of them started or ended
     note: tuple[PodRank, ...] | None = None
+    replaced: tuple[PodRank, ...] | None = None  # to store, because one of them has ended
     end: PodGangEnd | None = None  # set if the gang has ended; its pods may then be deleted
     stuck: tuple[str, ...] = ()  # pods on nodes that no longer answer
 
@@ -115,6 +134,8 @@ def read_record(raw: Object) -> PodGangRecord | None:
             # the field is never missing
             asked_at=read_time(data["asked_at"]) or datetime.now(UTC),  # noqa: TID251
             seen=msgspec.json.decode(data.get("seen", "[]"), type=tuple[PodRank, ...]),
+            turns=msgspec.json.decode(data.get("turns", "{}"), type=dict[int, RankTurn]),
+            replaced=msgspec.json.decode(data.get("replaced", "[]"), type=tuple[PodRank, ...]),
             pool=data.get("pool", ""),
             removing_at=read_time(data.get("removing_at")),
             refusal=data.get("refusal", ""),
@@ -124,7 +145,7 @@ def read_record(raw: Object) -> PodGangRecord | None:
     return None
 
 
-def write(part: Sequence[PodRank] | PodGangEnd) -> str:
+def write(part: Sequence[PodRank] | Mapping[int, RankTurn] | PodGangEnd) -> str:
     """Encode a part of a gang's record for the config map that stores the record."""
     return msgspec.json.encode(part).decode()
 
@@ -199,30 +220,73 @@ def look(
     reasons.
     """
     names = record.pods
-    ranks = _read_ranks(record, found, lost, now)
+    replaced = tuple(_read_replaced(each, found, lost, now) for each in record.replaced)
+    changed = replaced != record.replaced
+    record = replace(record, replaced=replaced)
+    ranks = read_ranks(record, found, lost, now)
     stuck = tuple(
         names[each.rank]
         for each in ranks
         if each.ended_at and each.node in lost and names[each.rank] in found.pods
     )
-    if len(ranks) == record.nodes and all(each.ended_at for each in ranks):
-        return _over(record, ranks, stuck)
+    if len(ranks) == record.nodes and all(each.ended_at for each in (*ranks, *replaced)):
+        return replace(_over(record, ranks, stuck), replaced=replaced if changed else None)
     note = tuple(each for each in ranks if each.started_at)
-    changed = _ends(note) != _ends(record.seen)
-    return PodGangStatus(seen=_current(record, ranks), note=note if changed else None, stuck=stuck)
+    return PodGangStatus(
+        seen=_current(record, ranks),
+        note=note if _ends(note) != _ends(record.seen) else None,
+        replaced=replaced if changed else None,
+        stuck=stuck,
+    )
 
 
-def _read_ranks(
+def take_out(record: PodGangRecord, ranks: Sequence[PodRank], number: int) -> PodGangRecord:
+    """Return the record, in which the pods of these ranks are listed as replaced, and new ones,
+    which do not exist yet, have taken their places. `number` is that of the round; pods that this
+    round has already replaced stay.
+    """
+    turns, replaced, names = dict(record.turns), list(record.replaced), record.pods
+    for each in ranks:
+        turn = record.turn(each.rank)
+        if turn.round == number:
+            continue
+        turns[each.rank] = RankTurn(number=turn.number + 1, round=number)
+        replaced.append(replace(each, pod=names[each.rank]))
+    seen = tuple(
+        each for each in record.seen if turns.get(each.rank) == record.turns.get(each.rank)
+    )
+    return replace(record, turns=turns, replaced=tuple(replaced), seen=seen)
+
+
+def _read_replaced(
+    rank: PodRank, found: FoundPods, lost: Mapping[str, str], now: datetime
+) -> PodRank:
+    """Return the state of a pod that was replaced. It ends when it is deleted."""
+    if rank.ended_at is not None:
+        return rank
+    pod = found.pods.get(rank.pod) or found.gone.get(rank.pod)
+    if pod is None:
+        return replace(rank, ended_at=now, unseen=True)
+    seen = read_pod(pod, lost, now)
+    if rank.pod not in found.pods and seen.ended_at is None:
+        seen = replace(seen, ended_at=now, unseen=True)
+    return replace(seen, started_at=rank.started_at or seen.started_at, pod=rank.pod)
+
+
+def read_ranks(
     record: PodGangRecord, found: FoundPods, lost: Mapping[str, str], now: datetime
 ) -> list[PodRank]:
-    """Return the gang's ranks, except ranks whose pods might not exist yet."""
+    """Return the gang's ranks, except ranks whose pods might not exist yet. A pod that replaces a
+    lost one is requested until there is room for it.
+    """
     known = {rank.rank: rank for rank in record.seen}
     young = not record.seen and record.removing_at is None and now - record.asked_at < _LAUNCH
     ranks = []
     for number, name in enumerate(record.pods):
-        if name not in found.pods and young:
-            continue
         before = known.get(number)
+        awaited = record.turn(number).number and before is None and record.removing_at is None
+        if name not in found.pods and (young or awaited):
+            continue
         pod = found.pods.get(name) or found.gone.get(name)
         rank = before or PodRank(rank=number, uid=f"{record.uid}/{number}")
         if pod is not None:
@@ -275,6 +339,7 @@ def as_seen(record: PodGangRecord, ended: PodGangEnd) -> GangSeen:
         preempted=ended.preempted,
         exit_code=ended.exit_code,
         nodes=_nodes([rank for rank in ended.ranks if rank.started_at]),
+        replaced=_nodes([rank for rank in record.replaced if rank.started_at]),
     )
 
 
@@ -337,6 +402,7 @@ def _current(record: PodGangRecord, ranks: Sequence[PodRank]) -> GangSeen:
         reason=reason,
         preempted=any(each.preempted for each in ranks),
         nodes=_nodes([each for each in ranks if each.node]),
+        replaced=_nodes([each for each in record.replaced if each.started_at]),
     )
 
 

@@ -139,7 +139,7 @@ async def lose_one(place: MemoryPlace, provider: VmProvider | None = None) -> Ga
     gang = make_gang(place, nodes=2)
     await (provider or place.provider(OURS)).launch(gang)
     await place.settle()
-    place.lose(1)
+    await place.lose(1)
     await place.settle()
     return replace(gang, round=2)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,12 @@ from tests.proofs import Proof
 from tests.system.kubernetes.cluster import Cluster, shared_or_skip
 
 from cavvy.providers.base import ProviderContext
-from cavvy.providers.contract import ContractHarness, ProviderContract, ProviderUnderTest
+from cavvy.providers.contract import (
+    ContractHarness,
+    ProviderContract,
+    ProviderUnderTest,
+    RepairTests,
+)
 from cavvy.providers.contract.harness import Play
 from cavvy.providers.kubernetes import MANIFEST
 from cavvy.providers.kubernetes.provider import KubernetesProvider
@@ -98,19 +104,32 @@ class KubernetesPlace(StandInPlace):
     async def _pods(self) -> list[dict[str, Any]]:
         return await asyncio.to_thread(self.cluster.pods, self.namespace)
 
+    async def _finish(self, pod: dict[str, Any]) -> None:
+        name = pod["metadata"]["name"]
+        touch = ("exec", "-n", self.namespace, name, "--", "touch", "/tmp/finish")
+        await asyncio.to_thread(self.cluster.kubectl, *touch)
+
+    async def lose(self, rank: int) -> None:
+        for pod in await self._pods():
+            running = pod["status"]["phase"] == "Running"
+            if running and pod["metadata"]["labels"]["cavvy/rank"] == str(rank):
+                await self._finish(pod)
+                await self._until(partial(self._is_over, pod["metadata"]["name"]))
+
+    async def _is_over(self, name: str) -> bool:
+        found = await self._pods()
+        return all(
+            x["status"]["phase"] != "Running" for x in found if x["metadata"]["name"] == name
+        )
+
+    def billed(self) -> int:
+        found = self.cluster.pods(self.namespace)
+        return sum(pod["status"]["phase"] in ("Pending", "Running") for pod in found)
+
     async def end(self, gang: str) -> None:
         for pod in await self._pods():
             if pod["metadata"]["labels"]["cavvy/gang"] == gang:
-                touch = (
-                    "exec",
-                    "-n",
-                    self.namespace,
-                    pod["metadata"]["name"],
-                    "--",
-                    "touch",
-                    "/tmp/finish",
-                )
-                await asyncio.to_thread(self.cluster.kubectl, *touch)
+                await self._finish(pod)
         await self.until_ended(gang, self.providers)
 
 
@@ -123,7 +142,7 @@ class Scene(ContractHarness):
             await provider.close()
 
 
-class TestKubernetes(ProviderContract):
+class TestKubernetes(ProviderContract, RepairTests):
     @pytest.fixture
     def place(self, cluster: Cluster, tmp_path: Path) -> Iterator[ProviderUnderTest]:
         namespace = f"scenario-{next(NUMBERS)}"

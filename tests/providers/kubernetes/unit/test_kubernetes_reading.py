@@ -51,7 +51,14 @@ from cavvy.providers.kubernetes.kubeconfig import KubeLogin, read_contexts
 from cavvy.providers.kubernetes.options import read_options
 from cavvy.providers.kubernetes.pods import OwnerObject, make_pod
 from cavvy.providers.kubernetes.quota import limit
-from cavvy.providers.kubernetes.status import FoundPods, PodGangRecord, PodRank, look, why_hopeless
+from cavvy.providers.kubernetes.status import (
+    FoundPods,
+    PodGangRecord,
+    PodRank,
+    look,
+    take_out,
+    why_hopeless,
+)
 from cavvy.providers.kubernetes.topology import object_to_labels
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
@@ -389,6 +396,26 @@ def test_the_grace_period_of_a_pod_that_has_ended_is_not_billed() -> None:
     exact = make_pod_seen("Failed", state, metadata={"deletionTimestamp": later})
     [node] = judge(exact).seen.nodes
     assert (node.ended_at, node.unseen) == (datetime(2026, 5, 1, 11, 58, tzinfo=UTC), False)
+
+
+def test_a_pod_that_replaces_a_lost_one_is_awaited_and_the_lost_one_is_billed_to_its_end() -> None:
+    """The new pod does not exist until there is room for it; the old one has a broken GPU."""
+    began = NOW - timedelta(minutes=9)
+    seen = tuple(PodRank(rank=n, uid=f"u{n}", node="n1", started_at=began) for n in (0, 1))
+    record = replace(RECORD, nodes=2, seen=seen)
+    after = take_out(record, [seen[1]], 2)
+    assert (after.pods, after.all_pods) == (["g-0", "g-1-r1"], ["g-0", "g-1-r1", "g-1"])
+    assert take_out(after, [seen[1]], 2) == after
+    first = make_pod_seen("Running", {"running": {"startedAt": BEGAN}})
+    old = make_pod_seen("Running", {"running": {"startedAt": BEGAN}})
+    waiting = look(after, FoundPods({"g-0": first, "g-1": old}, {}), {}, NOW)
+    assert (waiting.end, waiting.seen.state) == (None, GangState.QUEUED)
+    assert [node.rank for node in waiting.seen.nodes] == [0]
+    assert [node.ended_at for node in waiting.seen.replaced] == [None]
+    gone = look(after, FoundPods({"g-0": first}, {}), {}, NOW)
+    assert [each.ended_at for each in gone.replaced or ()] == [NOW]
+    removed = replace(after, removing_at=NOW)
+    assert look(removed, FoundPods({}, {}), {}, NOW).end is not None
 
 
 def test_pods_without_a_node_wait_with_their_reason_and_not_for_ever() -> None:
