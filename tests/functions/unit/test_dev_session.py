@@ -1,5 +1,6 @@
 """What `cavvy dev app.py` sends to the jobs when files are saved, with runs that note it."""
 
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,3 +80,61 @@ def test_wrong_words_end_the_command(session: OpenedSession) -> None:
     wrong = dev.DevSession(session.file, ["--x", "3"], None, consent=False)
     with pytest.raises(CommandFailure, match="--x is no option of the main function"):
         wrong.run()
+
+
+def test_what_the_main_function_writes_is_no_change(session: OpenedSession) -> None:
+    folder = session._folder
+    session._own.note("open", (str(folder / "results.csv"), "w", os.O_WRONLY | os.O_CREAT))
+    session._own.note("open", (str(folder / "table.csv"), "r", os.O_RDONLY))
+    session._own.note("open", (3, "w", os.O_WRONLY))
+    for name in ("results.csv", "table.csv"):
+        (folder / name).write_text("1")
+    assert session._find_changes() == {str(folder / "table.csv")}
+    session._call_main()  # it has ended, so the next change is the user's
+    (folder / "results.csv").write_text("2, by hand")
+    assert session._find_changes() == {str(folder / each) for each in ("results.csv", "table.csv")}
+
+
+def test_where_the_command_prints_is_no_change(tmp_path: Path) -> None:
+    with (tmp_path / "out.log").open("w") as file:
+        kept = os.dup(1)
+        os.dup2(file.fileno(), 1)
+        try:
+            own = dev.OwnOutputs(tmp_path)
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+    assert own.has(str(tmp_path / "out.log"))
+    assert not own.has(str(tmp_path / "missing.log"))
+
+
+def test_ignored_files_begin_no_run(session: OpenedSession) -> None:
+    (session._folder / ".cavvyignore").write_text("*.log\n")
+    session._load()
+    (session._folder / "a.log").write_text("1")
+    assert session._find_changes() == set()
+    (session._folder / ".cavvyignore").write_text("\n")
+    (session._folder / "a.log").write_text("22")
+    assert str(session._folder / "a.log") in session._find_changes()
+
+
+def test_a_file_that_each_run_changes_begins_no_run_for_ever(
+    session: OpenedSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as that of `tee`."""
+    for number in range(9):
+        session._call_main()
+        (session._folder / "out.txt").write_text("x" * number)
+        if not (changed := session._find_changes()):
+            break
+        session._stop_loops(frozenset(changed))
+        session._load()
+    assert number == 5
+    assert "out.txt has changed in each of 5 runs" in capsys.readouterr().err
+    for number in range(9):  # code always begins one
+        session._call_main()
+        (session._folder / "helper_of_dev.py").write_text("#" * number)
+        changed = session._find_changes()
+        assert changed
+        session._stop_loops(frozenset(changed))
+        assert session._load()

@@ -35,11 +35,59 @@ _LOOK_S = 0.05  # between two looks at the folder; longer if a look takes long
 _SHARE = 5  # a look takes at most one part of so many
 _DEV = "-dev"  # behind the names of services, beside those of the deployed app
 _SKIPPED = {"__pycache__", "node_modules"}
+_RULES = {".gitignore", ".cavvyignore"}
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+# runs in a row that the same file has begun, each so soon after the begin or end of the one before
+_MOST_AGAIN, _SOON_S = 5, 2.0
 _Marks = dict[str, tuple[int, int]]
 
 
 class CodeChanged(BaseException):
     """Raised in the main function when a file was saved. No `except Exception` catches it."""
+
+
+class OwnOutputs:
+    """The files that this program writes itself: what its main function opens, and where its
+    standard output goes. They are no files that a user has saved.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._prefix = os.path.join(os.path.realpath(folder), "")
+        self.written: set[str] = set()
+        self._streams: set[tuple[int, int]] = set()
+        for number in (1, 2):
+            with suppress(OSError):
+                status = os.fstat(number)
+                self._streams.add((status.st_dev, status.st_ino))
+
+    def watch(self) -> None:
+        """Note from now on what is opened for writing."""
+        sys.addaudithook(self.note)
+
+    def note(self, event: str, args: tuple[object, ...]) -> None:
+        """Take an event of Python's audit hooks."""
+        if event == "open" and isinstance(args[2], int) and args[2] & _WRITES:
+            path = args[0]
+        elif event == "os.rename":
+            path = args[1]
+        elif event == "os.remove":
+            path = args[0]
+        else:
+            return
+        if isinstance(path, str | bytes):
+            whole = os.path.realpath(os.fsdecode(path))
+            if whole.startswith(self._prefix):
+                self.written.add(whole)
+
+    def has(self, path: str) -> bool:
+        """Return whether the program has written this file since `written` was cleared, or prints
+        into it."""
+        if os.path.realpath(path) in self.written:
+            return True
+        with suppress(OSError):
+            status = os.stat(path)
+            return (status.st_dev, status.st_ino) in self._streams
+        return False
 
 
 class DevSession:
@@ -55,11 +103,16 @@ class DevSession:
         self._runs: dict[str, AppRun] = {}
         self._web: dict[str, App] = {}  # apps whose web endpoints are served
         self._look_s = 0.0  # how long a look takes
+        self._own = OwnOutputs(path.parent)
+        self._left_out: set[str] = set()  # files that are not sent, or written by each run
+        self._begun_by: tuple[frozenset[str], int] = frozenset(), 0  # and how often in a row
+        self._turned_at = 0.0  # when the main function has begun or ended
 
     def run(self) -> None:
         """Run until the user ends the command."""
         sys.argv = [str(self._path), *self._words]
         sys.dont_write_bytecode = True  # a file may be saved twice in a second
+        self._own.watch()
         self._marks = self._look()
         load_file(self._path)
         if calls_main():
@@ -117,6 +170,8 @@ class DevSession:
         run = app.running()
         assert isinstance(run, AppRun)
         self._runs[app.name] = run
+        self._own.written.clear()
+        self._turned_at = time.monotonic()
         with self._watched():
             try:
                 found = app.entry(**read_words(app.entry, self._words))
@@ -133,6 +188,9 @@ class DevSession:
             except Exception as error:  # noqa: BLE001 - the user's code raises anything
                 print_traceback(error)
             sys.stdout.flush()
+        self._find_changes()  # what the function has written is no change
+        self._own.written.clear()
+        self._turned_at = time.monotonic()
         click.echo(f"-- waiting for a change in {self._folder}", err=True)
 
     @contextmanager
@@ -144,7 +202,7 @@ class DevSession:
 
         def watch() -> None:
             while not over.wait(self._pause()):
-                if self._look() != self._marks:
+                if self._find_changes():
                     if not over.is_set():
                         signal.pthread_kill(main, signal.SIGUSR1)
                     return
@@ -158,8 +216,49 @@ class DevSession:
             thread.join()
 
     def _wait(self) -> None:
-        while self._look() == self._marks:
+        while not (changed := self._find_changes()):
             time.sleep(self._pause())
+        self._stop_loops(frozenset(changed))
+
+    def _find_changes(self) -> set[str]:
+        """Return the files that were saved since the last run. Others that have changed, which are
+        ignored or which this program writes itself, are looked at no more until they change again.
+        """
+        marks = self._look()
+        changed = _compare(marks, self._marks)
+        if not changed:
+            return set()
+        if any(os.path.basename(each) in _RULES for each in changed):
+            self._left_out.clear()
+        own = {each for each in changed if each in self._left_out or self._own.has(each)}
+        if rest := changed - own:
+            with suppress(OSError):
+                sent = {os.path.join(self._folder, each) for each in list_files(self._folder)}
+                ignored = {each for each in rest if each in marks and each not in sent}
+                self._left_out |= ignored
+                own |= ignored
+        for each in own:
+            self._marks.pop(each, None)
+            if each in marks:
+                self._marks[each] = marks[each]
+        return changed - own
+
+    def _stop_loops(self, changed: frozenset[str]) -> None:
+        """Leave files out that another program writes in each run of the main function, such as
+        `tee`, which would begin the next run for ever."""
+        before, count = self._begun_by
+        soon = time.monotonic() - self._turned_at < _SOON_S
+        count = count + 1 if soon and changed <= before else int(soon)
+        self._begun_by = changed, count
+        loaded = {getattr(each, "__file__", None) for each in list(sys.modules.values())}
+        written = sorted(each for each in changed if each not in loaded and each[-3:] != ".py")
+        if count >= _MOST_AGAIN and len(written) == len(changed):
+            self._left_out |= changed
+            names = ", ".join(os.path.relpath(each, self._folder) for each in written)
+            note_out(
+                f"{names} has changed in each of {count} runs: it is left out from now on, until "
+                "an ignore file changes. A line in .cavvyignore leaves it out from the beginning"
+            )
 
     def _pause(self) -> float:
         return max(_LOOK_S, _SHARE * self._look_s)
@@ -183,9 +282,7 @@ class DevSession:
         loaded, after saying why."""
         marks = self._look()
         self._unsent |= {
-            os.path.relpath(each, self._folder)
-            for each in marks.keys() | self._marks.keys()
-            if marks.get(each) != self._marks.get(each)
+            os.path.relpath(each, self._folder) for each in _compare(marks, self._marks)
         }
         self._marks = marks
         importlib.invalidate_caches()
@@ -222,6 +319,11 @@ class DevSession:
             return (self._folder / inside).read_bytes()
         except OSError:
             return None
+
+
+def _compare(marks: _Marks, before: _Marks) -> set[str]:
+    """Return the files that are new, gone or changed."""
+    return {each for each in marks.keys() | before.keys() if marks.get(each) != before.get(each)}
 
 
 def _tell(error: CommandFailure | CavvyError) -> None:
