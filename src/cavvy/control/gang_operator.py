@@ -19,9 +19,9 @@ from cavvy.control.decide.looks import (
     note_failed_removal,
     note_wait,
 )
-from cavvy.control.decide.losses import RepairGang
+from cavvy.control.decide.losses import RepairGang, explain_restart
 from cavvy.control.decide.repair import repair_gang
-from cavvy.control.decide.rows import JobRows, RowChanges
+from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.control.decide.transitions import advance_attempt
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.events import Charge
@@ -240,7 +240,21 @@ class GangOperator:
             stored = await self._store.charges(attempt.job_id)
             heard = [self._heard(attempt, node) for node in rows.nodes_of(attempt)]
             rows = replace(rows, nodes={**rows.nodes, attempt.id: heard})
-        return advance_attempt(rows, attempt, action, self._look(attempt), now, stored)
+        changes = advance_attempt(rows, attempt, action, self._look(attempt), now, stored)
+        return changes.then(self._explain_restart(rows, attempt, action))
+
+    def _explain_restart(
+        self, rows: JobRows, attempt: Attempt, action: AdvanceAttempt
+    ) -> RowChanges:
+        """Return the event that says why the nodes that a gang has left are not kept."""
+        why, nodes = self._out.pool.why_not_replace(attempt.offer.account), rows.nodes_of(attempt)
+        ends = action.phase is AttemptPhase.ENDING
+        told = self._look(attempt).told
+        if not (why and ends and explain_restart(rows.job, attempt, nodes, told, action.outcome)):
+            return RowChanges()
+        text = f"{why}; all {attempt.nodes} nodes are released and requested again"
+        event = make_event(rows.job, self._clock.now(), "no-repair", text, attempt.number)
+        return RowChanges(events=(event,))
 
     def _deny(
         self,

@@ -40,6 +40,7 @@ from cavvy.providers.abilities import (
     ability,
 )
 from cavvy.providers.base import (
+    Feature,
     GangSeen,
     GangSpec,
     NotFound,
@@ -215,6 +216,15 @@ class ProviderPool:
         """Return whether the account's provider can replace single nodes of gangs."""
         provider = self.providers.get(account)
         return provider is not None and ability(provider, REPLACES_NODES) is not None
+
+    def why_not_replace(self, account: str) -> str:
+        """Return why the account's provider replaces no single nodes, or "" if it does."""
+        provider = self.providers.get(account)
+        if provider is None or self.can_replace(account):
+            return ""
+        lacking = provider.manifest.unsupported
+        why = lacking.get(Feature.REPAIR) or lacking.get(Feature.GANG) or "it does not say why"
+        return f"{account} replaces no single nodes: {why}"
 
     async def launch(self, spec: GangSpec, replaces: Sequence[int] = ()) -> None:
         """See `Provider.launch` or, for the ranks in `replaces`, `ReplacesNodes.replace`. Raises

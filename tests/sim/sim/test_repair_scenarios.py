@@ -78,6 +78,19 @@ def test_a_task_may_ask_for_a_new_gang_instead() -> None:
     assert bought(ending) == 16
 
 
+def test_users_are_told_why_the_other_nodes_are_not_kept() -> None:
+    why = "its nodes are one allocation"
+    script = CloudScript(offers=(CHEAP, DEAR), launches=(LOSS,), no_repair=why)
+    ending = play(SimScenario(submissions=(SimSubmission(task=EIGHT),), script=script))
+    check_all(ending)
+    [trace] = ending.traces
+    assert (outcomes(trace), bought(ending)) == ([LOST, DONE], 16), tell(trace)
+    [told] = [each.text for each in trace.events if each.kind == "no-repair"]
+    assert told == (
+        f"fake replaces no single nodes: {why}; all 8 nodes are released and requested again"
+    )
+
+
 def test_ranks_that_fail_since_their_peer_is_gone_do_not_fail_the_job() -> None:
     """The provider reports the end of the node after the other ranks have reported theirs."""
     env = {**EIGHT.env, "FAKE_EXIT_CODE": "1", "FAKE_EXIT_RANK": "0", "FAKE_EXIT_AFTER_S": "901"}

@@ -98,6 +98,20 @@ def loses_part(job: JobRecord, attempt: Attempt, nodes: Sequence[Node]) -> bool:
     return may_repair(job, attempt) and any(node.notice_until is None for node in nodes)
 
 
+def explain_restart(
+    job: JobRecord,
+    attempt: Attempt,
+    nodes: Sequence[Node],
+    seen: GangSeen | None,
+    outcome: AttemptOutcome | None,
+) -> bool:
+    """Return whether users should be told why a gang that has lost some of its nodes is not
+    repaired, at a provider that cannot replace single nodes.
+    """
+    alive = seen is not None and seen.state is not GangState.ENDED
+    return outcome in _LOSSES and alive and loses_part(job, attempt, nodes)
+
+
 def find_repair(
     view: AttemptSnapshot,
     outcome: AttemptOutcome,

@@ -14,8 +14,9 @@ from cavvy.domain.messages import AgentCalls
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct, replace
-from cavvy.providers.abilities import SHARES_HOSTS
+from cavvy.providers.abilities import REPLACES_NODES, SHARES_HOSTS
 from cavvy.providers.base import (
+    Feature,
     GangSeen,
     GangSpec,
     Manifest,
@@ -65,6 +66,10 @@ class FakeCloud:
         self, manifest: Manifest, script: CloudScript, now: Callable[[], datetime]
     ) -> None:
         self.manifest = replace(manifest, abilities=(*manifest.abilities, SHARES_HOSTS))
+        if script.no_repair:
+            kept = [each for each in self.manifest.abilities if each is not REPLACES_NODES]
+            lacking = {**manifest.unsupported, Feature.REPAIR: script.no_repair}
+            self.manifest = replace(self.manifest, abilities=kept, unsupported=lacking)
         self.script = script
         self.gang_list: list[FakeGang] = []
         self._alive: list[FakeGang] = []  # and those that have ended since the last look

@@ -108,6 +108,8 @@ class CloudScript(Struct, frozen=True, kw_only=True):
         TimeSpan, ...
     ] = ()  # gangs() lists no running gang; shorter than `visibility_delay`
     records: RecordScript = RecordScript()
+    # why the cloud cannot replace single nodes, such as a batch system; "" if it can
+    no_repair: str = ""
 
 
 class _OfferTable(Struct, frozen=True, kw_only=True):
