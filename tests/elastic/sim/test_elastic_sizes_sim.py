@@ -78,6 +78,24 @@ def test_a_rigid_job_loses_nothing_by_an_elastic_one() -> None:
     assert alone.job.phase is rigid.job.phase is JobPhase.DONE
 
 
+def test_only_as_many_jobs_give_way_as_one_waiting_job_needs() -> None:
+    """While the nodes that one of them gives are handed over, the others keep theirs."""
+    four = replace(ELASTIC, elastic=NodeRange(least=2, most=4))
+    two = replace(RIGID, nodes=2, env={"FAKE_RUN_S": "6000"})
+    other = replace(four, name="other")
+    ending = run(
+        *(SimSubmission(task=each) for each in (four, other)), SimSubmission(task=two, at_s=600)
+    )
+    assert [trace.attempts[0].nodes for trace in ending.traces] == [4, 4, 2]
+    gifts = [
+        each
+        for trace in ending.traces
+        for each in texts(trace, "resize")
+        if each.startswith("keeps")
+    ]
+    assert len(gifts) == 1, "\n".join(map(tell, ending.traces))
+
+
 def test_a_program_that_fails_on_its_new_size_goes_back() -> None:
     task = replace(ELASTIC, env={**ELASTIC.env, "FAKE_UNTAKEN": "8"})
     trace = run(SimSubmission(task=RIGID), SimSubmission(task=task, at_s=60)).traces[1]

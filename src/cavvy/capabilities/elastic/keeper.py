@@ -66,14 +66,14 @@ _WAITING = 4  # waiting jobs for which others may give nodes back in one pass
 _TELL_AFTER = timedelta(minutes=2)
 
 
-def make_keeper(parts: ControlParts) -> "SizeKeeper":
+def make_keeper(parts: ControlParts) -> "SizeKeeper | None":
     """Return the keeper of a server or a simulation. Raises StateDirError if the setting is
     wrong."""
     server = parts.find(ServerParts)
     wish = "on" if server is None else server.settings.text(SETTING).strip().lower()
     if wish not in ("on", "off"):
         raise StateDirError("settings-invalid", f"{SETTING} is {wish!r}", "set it to on or off")
-    return SizeKeeper(parts, changes=wish == "on")
+    return None if parts.trials is None else SizeKeeper(parts, changes=wish == "on")
 
 
 class _SizedRun(Struct, frozen=True, kw_only=True):
@@ -94,7 +94,7 @@ class SizeKeeper:
     def __init__(self, parts: ControlParts, *, changes: bool = True) -> None:
         assert parts.trials is not None
         self._store, self._clock, self._trials = parts.store, parts.clock, parts.trials
-        self._hint, self._budgets, self._changes = parts.hint, parts.budgets, changes
+        self._hint, self._budgets, self.changes = parts.hint, parts.budgets, changes
 
     def owns(self, key: str) -> bool:
         return key == KEY
@@ -103,8 +103,10 @@ class SizeKeeper:
         return (KEY,)
 
     async def reconcile(self, key: str) -> timedelta | None:
+        if not self.changes:
+            return _IDLE
         jobs = [job for job in await self._store.elastic_jobs() if _may_change(job)]
-        if not jobs or not self._changes:
+        if not jobs:
             return _IDLE
         with suppress(StaleVersion, RowNotFound):  # another writer was first: look again
             changed = await self._pass(jobs)
@@ -259,6 +261,7 @@ class SizeKeeper:
         donors = [run for run in runs if run.area in _areas_of(wanted)]
         if not donors or await self._is_claim_blocked(job, wanted):
             return False
+        leaving, coming = await _list_leaving(trial)
         lines = {
             (run.job.id, size): find_same(await trial.line_up(run.job, size), run.attempt.offer)
             for run in donors
@@ -271,8 +274,9 @@ class SizeKeeper:
             smaller = {key: size for key, size in sizes.items() if size < by_id[key].attempt.nodes}
             beside = [lines.get((key, size)) for key, size in smaller.items()]
             placed = [each for each in beside if each is not None]
-            gone = [by_id[key].attempt.gang for key in smaller]
-            return len(placed) == len(beside) and trial.can_start_now(wanted, gone, placed)
+            gone = [*leaving, *(by_id[key].attempt.gang for key in smaller)]
+            fits = trial.can_start_now(wanted, gone, [*coming, *placed])
+            return len(placed) == len(beside) and fits
 
         steps = choose_donors(job.project, [run.policy for run in donors], suffices)
         for step in steps:
@@ -412,6 +416,19 @@ def _area_of(offer: Offer) -> str:
 
 def _areas_of(lines: Sequence[WaitingJob]) -> set[str]:
     return {_area_of(each) for line in lines for each in line.offers}
+
+
+async def _list_leaving(trial: OpenTrial) -> tuple[Sequence[str], Sequence[WaitingJob]]:
+    """Return the gangs that are about to end, and the jobs among theirs that start again on another
+    number of nodes: what is freed by them need not be given once more."""
+    leaving = [each for each in trial.running if each[0].drill_until is not None]
+    coming = []
+    for attempt, job in leaving:
+        change = job.sizing
+        if change is not None and change.attempt == attempt.number:
+            line = find_same(await trial.line_up(job, change.nodes), attempt.offer)
+            coming += [line] if line is not None else []
+    return [attempt.gang for attempt, _ in leaving], coming
 
 
 def _keep_alike(lines: Sequence[WaitingJob], own: Offer) -> Sequence[WaitingJob]:
