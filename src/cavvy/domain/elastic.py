@@ -35,6 +35,11 @@ class NodeRange(Struct, frozen=True, kw_only=True):
             sizes.append(max(size + 1, round(size * (top / size) ** (1 / left))))
         return sizes[::-1]
 
+    def list_samples(self) -> Sequence[int]:
+        """Return the least and the most nodes, and about the geometric mean of both: what is shown
+        of a range, ascending."""
+        return sorted({self.least, round((self.least * self.most) ** 0.5), self.most})
+
     def find_finer(self, size: int, most: int | None = None) -> "NodeRange | None":
         """Return the range from a tried size to below the next larger one, for a job that can start
         on the former, but not on the latter; None if there is no size between them."""

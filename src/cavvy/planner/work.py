@@ -90,7 +90,8 @@ def estimate(task: TaskSpec, offer: Offer) -> TimeEstimate:
     For work stated in FLOPs, the time is FLOPs / (nodes x accelerators x peak at the precision x
     efficiency). For work stated in samples, the time is samples / (rate x nodes). The two formulas
     assume that spreading the work over nodes and accelerators costs no time beyond the stated
-    efficiency. A stated duration is scaled to other devices by `estimate.transfer`. A task that
+    efficiency. A stated duration is scaled to other devices by `estimate.transfer`; that of an
+    elastic task holds for its least number of nodes, and N times as many take an Nth. A task that
     requests neither an accelerator nor an instance type runs on the CPUs, even on a node with
     accelerators.
     """
@@ -105,7 +106,14 @@ def estimate(task: TaskSpec, offer: Offer) -> TimeEstimate:
         return _by_rate(work, counted, task)
     if work.flops is not None:
         return _by_flops(work, counted, task.nodes)
-    return _by_duration(work, counted)
+    found = _by_duration(work, counted)
+    sizes = task.elastic
+    if sizes is None or task.nodes == sizes.least or found.run_time is None:
+        return found
+    assumed = f"assumes that {task.nodes} nodes are {task.nodes / sizes.least:g} times as fast as "
+    notes = (*found.notes, f"{assumed}{sizes.least}, for which `work.duration` holds")
+    run_time = found.run_time * sizes.least / task.nodes
+    return TimeEstimate(run_time=run_time, notes=notes)
 
 
 def _on_a_part(task: TaskSpec, offer: Offer) -> TimeEstimate:

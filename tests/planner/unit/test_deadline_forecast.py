@@ -6,11 +6,12 @@ import pytest
 from tests.records import FIXED, SPOT
 
 from cavvy.domain import tasks
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.markets import MarketTally, Observation, ObservationKind
 from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
-from cavvy.planner.deadline.forecast import foresee
+from cavvy.planner.deadline.forecast import Forecast, find_cheapest_in_time, foresee
 from cavvy.planner.deadline.inputs import JobProgress, PolicyInputs, find_inputs
 from cavvy.planner.deadline.recommendation import advise
 from cavvy.planner.markets import MarketKnowledge, MarketRecord, cooldown_until, standings_of
@@ -293,3 +294,38 @@ def test_a_market_that_is_taken_back_all_the_time_has_a_worse_forecast() -> None
         foresee(found, known, progress, 0.0, "auto").usd_mean
         > foresee(found, MarketKnowledge(), progress, 0.0, "auto").usd_mean
     )
+
+
+def test_more_nodes_of_an_elastic_job_take_less_of_the_time_stated_for_the_least() -> None:
+    work = tasks.Workload(duration=10 * HOUR)
+    wide = task(nodes=4, elastic=NodeRange(least=4, most=12), work=work)
+    sizes = wide.elastic.list_samples() if wide.elastic else ()
+    assert sizes == [4, 7, 12]
+    ends = []
+    for nodes in sizes:
+        found = inputs(replace(wide, nodes=nodes), at())
+        ends.append(foresee(found, MarketKnowledge(), at(), 0.0, "never"))
+    assert [each.nodes for each in ends] == [4, 7, 12]
+    start = ends[0].hours_p50 - 10
+    assert [each.hours_p50 for each in ends] == pytest.approx(
+        [10 + start, 10 * 4 / 7 + start, 10 / 3 + start], rel=1e-6
+    )
+
+
+def test_the_cheapest_way_that_is_in_time_is_found_among_sizes() -> None:
+    def make(nodes: int, usd: float, in_time: float) -> Forecast:
+        return Forecast(
+            kind="auto",
+            nodes=nodes,
+            runs=100,
+            usd_mean=usd,
+            usd_p10=usd,
+            usd_p90=usd,
+            in_time=in_time,
+            hours_p50=1.0,
+            hours_p90=1.0,
+        )
+
+    ways = [make(4, 3.0, 1.0), make(12, 2.0, 0.95), make(16, 1.0, 0.9)]
+    assert find_cheapest_in_time(ways) == ways[1]
+    assert find_cheapest_in_time(ways[2:]) is None

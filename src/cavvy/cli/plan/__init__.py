@@ -141,10 +141,14 @@ def _plan(
     """Print the offers for one task. Raises CommandFailure if none fits."""
     from cavvy.cli.task.buckets import with_regions, with_sizes
     from cavvy.domain.arrays import count_members, is_array
+    from cavvy.domain.values import replace
     from cavvy.planner.candidates import join_reasons, tasks_of
 
     task, warnings = with_regions(*with_sizes(task))
-    answers = [answer(each) for each in tasks_of(task)]
+    for nodes in (task.nodes,) if task.elastic is None else task.elastic.list_samples():
+        answers = [answer(each) for each in tasks_of(replace(task, nodes=nodes))]
+        if any(not each.message for each in answers):
+            break  # the least of these sizes that fits, such as one that meets the deadline
     _put_out(answers, task, output, all_locations)
     for warning in warnings:
         note_out(warning, "warning")

@@ -12,6 +12,7 @@ from cavvy.domain.values import replace
 
 if TYPE_CHECKING:
     from cavvy.cli.plan.answer import PlanAnswer
+    from cavvy.domain.elastic import NodeRange
     from cavvy.domain.offers import Offer
     from cavvy.domain.tasks import TaskSpec
     from cavvy.planner.deadline.forecast import Forecast
@@ -26,7 +27,7 @@ def show_answers(answers: "Sequence[PlanAnswer]", ordered: bool, all_locations: 
         if len(answers) > 1:
             click.echo(f"Alternative {at} of {len(answers)} ({order})")
         _placements_out(each, which)
-        _forecast_out(each.forecast)
+        _forecast_out(each.forecast, each.task.elastic)
         if each.found.rejections:
             _rejections_out(each)
 
@@ -171,7 +172,8 @@ def _placements_out(answer: "PlanAnswer", which: str) -> None:
     notes = list(dict.fromkeys(note for placement in made.placements for note in placement.notes))
     wished = _wished(task.nodes, wish(task.resources))
     if task.elastic is not None:
-        wished += f", the least of {task.elastic}: on more nodes, $/H grows with them"
+        which_one = "the least of" if task.nodes == task.elastic.least else "of"
+        wished += f", {which_one} {task.elastic}: on more nodes, $/H grows with them"
     title = f"{task.name}: {wished}; {_order_text(task, answer.by)}"
     rows = list_rows(answer, notes)
     if rows:
@@ -290,10 +292,11 @@ def _miss_row(miss: "OfferMiss", readiness: str) -> tuple[object, ...]:
     )
 
 
-def _forecast_out(forecast: "Sequence[Forecast]") -> None:
+def _forecast_out(forecast: "Sequence[Forecast]", sizes: "NodeRange | None") -> None:
     if not forecast:
         return
     columns = (
+        TableColumn("nodes", hidden=sizes is None),
         TableColumn("kind", "SPOT"),
         TableColumn("usd_mean", "EXPECTED", show_dollars),
         TableColumn("usd_p10", "P10", show_dollars, drop=2),
@@ -301,14 +304,33 @@ def _forecast_out(forecast: "Sequence[Forecast]") -> None:
         TableColumn("in_time", show=lambda share: f"{share:.0%}"),
         TableColumn("hours_p50", "HOURS (P50)", lambda hours: f"{hours:.1f}", drop=1),
     )
+    each_of = "each value of resources.spot" + (", on more and fewer nodes" if sizes else "")
     click.echo()
     rows_out(
         columns,
         forecast,
-        title="expected course of the job until its deadline, for each value of resources.spot",
+        title=f"expected course of the job until its deadline, for {each_of}",
     )
+    if sizes is not None:
+        click.echo(_say_cheapest(forecast, sizes))
     runs = max(each.runs for each in forecast)
     click.echo(
         f"based on {runs} simulated runs per policy, which assume a conservative spot "
         "availability for markets without observations"
+    )
+
+
+def _say_cheapest(forecast: "Sequence[Forecast]", sizes: "NodeRange") -> str:
+    """Return which size and policy of an elastic job is the cheapest safe one, and what this
+    assumes."""
+    from cavvy.domain.units import format_count
+    from cavvy.planner.deadline.forecast import IN_TIME, find_cheapest_in_time
+
+    assumes = f"assumes that N times as many nodes as {sizes.least} are N times as fast"
+    best = find_cheapest_in_time(forecast)
+    if best is None:
+        return f"none of these is in time in {IN_TIME:.0%} of the runs; {assumes}"
+    return (
+        f"the cheapest that is in time in at least {IN_TIME:.0%} of the runs: "
+        f"{format_count(best.nodes, 'node')} with `spot: {best.kind}`; {assumes}"
     )

@@ -360,9 +360,11 @@ def describe_seen(seen: "Sequence[MarketListing]") -> str | None:
 def tell_forecast(
     task: "TaskSpec", offers: "Sequence[Offer]", now: "datetime", egress: "Mapping[str, Money]"
 ) -> "Sequence[Forecast]":
-    """Return one forecast for each value of `resources.spot`. The result is empty if the task has
-    no deadline or the deadline policy cannot be used.
+    """Return one forecast for each value of `resources.spot` and, for an elastic task, for its
+    least and most nodes and one number between them. The result is empty if the task has no
+    deadline or the deadline policy cannot be used.
     """
+    from cavvy.domain.values import replace
     from cavvy.planner.deadline.forecast import KINDS, foresee
     from cavvy.planner.deadline.inputs import JobProgress, find_inputs
     from cavvy.planner.placements import deadline_of
@@ -372,10 +374,14 @@ def tell_forecast(
         return ()
     knowledge = _knowledge(seen_here())
     progress = JobProgress(submitted_at=now, deadline=deadline, egress=egress)
-    inputs = find_inputs(task, offers, knowledge, progress, most=_MARKETS)
-    if inputs is None:
-        return ()
-    return [foresee(inputs, knowledge, progress, 0.0, kind) for kind in KINDS]
+    sizes, found = task.elastic, []
+    for nodes in (task.nodes,) if sizes is None else sizes.list_samples():
+        # of several sizes, those that cannot be in time are shown as such
+        each, floor = replace(task, nodes=nodes), sizes is None
+        inputs = find_inputs(each, offers, knowledge, progress, floor=floor, most=_MARKETS)
+        if inputs is not None:
+            found += [foresee(inputs, knowledge, progress, 0.0, kind) for kind in KINDS]
+    return found
 
 
 def _knowledge(rows: "dict[str, MarketListing]") -> "MarketKnowledge":

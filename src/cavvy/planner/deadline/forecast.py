@@ -19,6 +19,7 @@ from cavvy.planner.spot.classic import OnDemandPolicy, SpotOnlyPolicy
 from cavvy.planner.spot.spells import SpellLengths
 
 RUNS = 100
+IN_TIME = 0.95  # share of the runs that is in time if a way to run a job counts as safe
 KINDS: Mapping[str, spot.PolicyMaker] = {
     "never": OnDemandPolicy,
     "auto": DeadlinePolicy,
@@ -36,6 +37,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
     """
 
     kind: str
+    nodes: int = 1
     runs: int
     usd_mean: float
     usd_p10: float
@@ -72,6 +74,7 @@ def foresee(
     hours = sorted((end - now_s) / _HOUR_S for _, end, _ in ends)
     return Forecast(
         kind=kind,
+        nodes=inputs.nodes,
         runs=runs,
         usd_mean=sum(usd) / runs,
         usd_p10=_share(usd, 0.1),
@@ -81,6 +84,13 @@ def foresee(
         hours_p50=_share(hours, 0.5),
         hours_p90=_share(hours, 0.9),
     )
+
+
+def find_cheapest_in_time(forecasts: Sequence[Forecast], share: float = IN_TIME) -> Forecast | None:
+    """Return the forecast with the lowest expected cost of those whose runs were in time at least
+    as often as `share`; None if there is none."""
+    safe = [each for each in forecasts if each.in_time >= share]
+    return min(safe, key=lambda each: (each.usd_mean, each.hours_p50), default=None)
 
 
 def _share(ordered: Sequence[float], share: float) -> float:
