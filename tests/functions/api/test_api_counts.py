@@ -3,6 +3,7 @@
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from msgspec.json import decode, encode
 from tests.api.api.test_api_accounts import add, code
 from tests.api.api.test_api_accounts import call as ask_as
@@ -12,7 +13,8 @@ from tests.functions.api.test_api_calls import calls as calls  # a fixture
 from tests.functions.api.test_api_state import begin
 from tests.functions.console_rows import make_minute
 
-from cavvy.capabilities.functions.counts.rows import CountRows
+from cavvy.capabilities.functions.counts import rows
+from cavvy.capabilities.functions.counts.rows import HOUR, CountRows
 from cavvy.capabilities.functions.rows import FAILED
 
 TAGS = "{cavvy-app: embed}"
@@ -33,7 +35,8 @@ async def find(api: Api) -> Any:
     return found
 
 
-async def test_a_list_of_apps_has_what_they_do(calls: Api) -> None:
+async def test_a_list_of_apps_has_what_they_do(calls: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_COUNTED_S", 0.0)
     assert (await find(calls))["workers"] == 0
     gang = await begin(calls, await add(calls, "mia", ("team", "member")), "team", TAGS)
     assert (await tell(calls, gang, minutes=[minute(calls)])).status_code == 204
@@ -61,9 +64,31 @@ async def test_figures_have_the_times_of_each_function(calls: Api) -> None:
     assert len(function["ran_p50"]) == len(function["took_p99"])
     assert sum(each is not None for each in function["ran_p50"]) == 1
     (recent,) = found["recent"]
-    assert (recent["state"], recent["trace"]) == ("failed", "Traceback\n  zebra.py, line 1")
+    assert (recent["state"], recent["trace"]) == ("failed", "")
+    (recent,) = (await calls.http.get(f"{PATH}/figures?traces=true")).json()["recent"]
+    assert recent["trace"] == "Traceback\n  zebra.py, line 1"
     missing = await calls.http.get("/v1/projects/team/apps/other/figures")
     assert code(missing) == (404, "app-not-found")
+
+
+async def test_longer_times_are_the_sums_of_what_was_told_last(calls: Api) -> None:
+    gang = await begin(calls, await add(calls, "mia", ("team", "member")), "team", TAGS)
+    now = calls.app_state.now()
+    hour = int(now.timestamp() // 3600 - 3) * 3600
+    first = {"minute": hour, "done": 1, "failed": 0, "ran": {"40": 1}, "took": {"40": 1}}
+    again = {**first, "done": 2, "ran": {"40": 1, "60": 1}}
+    second = {**first, "minute": hour + 60, "failed": 7, "ran": {"40": 4}}
+    for told in (first, again, second):
+        await tell(calls, gang, minutes=[minute(calls, **told)])
+    found = {
+        hours: (await calls.http.get(f"{PATH}/figures?hours={hours}")).json()["functions"][0]
+        for hours in (1, 12, 168)
+    }
+    assert [(each["done"], each["failed"]) for each in found.values()] == [(0, 0), (3, 7), (3, 7)]
+    sums = await CountRows(*calls.app_state.store.database).list_steps(
+        "team", "embed", HOUR, now - timedelta(days=1)
+    )
+    assert [(each.begin_s, each.times.ran) for each in sums] == [(hour, [40, 5, 60, 1])]
 
 
 async def test_an_app_that_a_program_runs_is_seen_while_it_runs(api: Api) -> None:
@@ -71,8 +96,8 @@ async def test_an_app_that_a_program_runs_is_seen_while_it_runs(api: Api) -> Non
     await tell(api, gang)
     found = await find(api)
     assert (found["name"], found["revision"], found["functions"]) == ("embed", "", ["resize"])
-    rows = CountRows(*api.app_state.store.database)
-    await rows.sweep(api.app_state.now() + timedelta(hours=2))
+    stored = CountRows(*api.app_state.store.database)
+    await stored.sweep(api.app_state.now() + timedelta(hours=2))
     assert (await api.http.get("/v1/apps")).json() == []
 
 

@@ -1,5 +1,6 @@
 """What a broker counts of its calls, and what it tells of them."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -76,11 +77,10 @@ def test_of_many_calls_only_some_are_told_one_by_one() -> None:
     assert all(len(each["trace"]) == 4000 for each in minute["recent"])
 
 
-def test_steps_are_whole_minutes_from_the_first_call_on() -> None:
-    from datetime import UTC, datetime
-
+def test_steps_begin_with_the_first_call() -> None:
     now = datetime.fromtimestamp(6000, UTC)
-    assert TimeGrid.make([], now)[1:] == (60.0, 10)
-    grid = TimeGrid.make([0, 5940], now)
+    assert TimeGrid.make([], 60, now)[1:] == (60.0, 10)
+    grid = TimeGrid.make([0, 5940], 60, now)
     assert grid.step_s == 120.0
     assert (grid.find(0), grid.find(5940), grid.steps) == (0, 49, 50)
+    assert TimeGrid.make([0], 600, now)[1:] == (600.0, 10)

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from msgspec import Raw
+from msgspec import Raw, structs
 from msgspec.json import encode
 from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, listing, sign_in
 
@@ -97,7 +97,7 @@ def recent(**fields: Any) -> RecentCall:
         "took_s": 0.3,
         "type": "ValueError",
         "text": "too\nlong",
-        "trace": "Traceback:\n  line 1",
+        "trace": "",
     }
     return RecentCall(**usual | fields)
 
@@ -201,7 +201,15 @@ def test_an_app_shows_functions_figures_and_calls() -> None:
     assert "KeyError: no key" in shown
     assert "at 7" not in shown, "the traceback of a call that the server keeps is on its page"
     assert "ValueError: long" in shown
+    assert "traces=1" in page
+
+
+def test_tracebacks_are_shown_on_demand() -> None:
+    traced = recent(trace="Traceback:\n  line 1")
+    client = canned(**{f"{PATH}/figures": structs.replace(figures(), recent=[traced])})
+    shown = text_of(sign_in(client).get("/apps/default/embed?traces=1&state=failed").text)
     assert "Traceback: line 1" in shown
+    assert any("traces=true" in each for each in client.asked)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ class FunctionCalls(StandingReconciler):
         self._parts, self._server = parts, parts.find(ServerParts)
         self.rows = CallRows(*parts.store.database)
         self.apps = FunctionRows(*parts.store.database)
+        self.counts = CountRows(*parts.store.database)
         self._state: AppState | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._kept: dict[str, tuple[float, int]] = {}  # bytes of a project, and when counted
@@ -131,7 +132,7 @@ class FunctionCalls(StandingReconciler):
         now = self._parts.clock.now()
         await self.rows.expire(now - _KEPT)
         await StateRows(*self._parts.store.database).sweep(now)
-        await CountRows(*self._parts.store.database).sweep(now)
+        await self.counts.sweep(now)
 
     async def is_needed(self) -> bool:
         return bool(await self.rows.list_apps())

@@ -49,7 +49,7 @@ _APP, _SCHEDULE = "cavvy-app", "cavvy-schedule"  # tags of jobs and services
 _PACKAGE = "cavvy.capabilities.functions"
 _FEW_S, _OFTEN_S = 30.0, 10.0  # for which costs, and services and schedules, are kept
 _MOST_APPS = 200  # on the page
-_MOST_CALLS = 100
+_MOST_CALLS = 60
 _LOG_BYTES = 500_000  # of the end of the log of a job
 _MOST_LINES = 500
 _STATES = ("waiting", "done", "failed", "cancelled")
@@ -133,11 +133,13 @@ def make_one(client: ApiClient, request: Request, now: datetime) -> Page:
     project, name = named_in(request)
     services = _list_services(client, request).get((project, name), ())
     app = _find_app(client, project, name)
-    figures = _read_figures(client, request, project, name)
+    traces = request.query_params.get("traces") == "1"
+    figures = _read_figures(client, request, traces=traces)
     if app is None and figures is None and not services:
         raise HTTPException(404, f"Project {project} has no app {name}.")
     asked = {each: request.query_params.get(each, "") for each in ("function", "state")}
-    kept = [] if app is None else list_calls(client, project, name, traces=False)
+    most = None if any(asked.values()) else _MOST_CALLS
+    kept = list_calls(client, project, name, traces=False, limit=most) if app else []
     calls = [each for each in _list_rows(kept, figures) if _is_asked(each, asked)]
     costs = _read_costs(client, request, now)
     values = {
@@ -151,6 +153,7 @@ def make_one(client: ApiClient, request: Request, now: datetime) -> Page:
         "cost_micros": None if costs is None else costs.get((project, name), 0),
         "calls": calls[:_MOST_CALLS],
         "asked": asked,
+        "traces": traces,
         "states": _STATES,
         "drawn": _draw(figures) if figures and has_charts(request, now) else (),
         **period_choice(request),
@@ -275,11 +278,9 @@ def _find_app(client: ApiClient, project: str, name: str) -> DeployedApp | None:
         return None
 
 
-def _read_figures(
-    client: ApiClient, request: Request, project: str, name: str
-) -> AppFigures | None:
+def _read_figures(client: ApiClient, request: Request, *, traces: bool) -> AppFigures | None:
     try:
-        return read_figures(client, project, name, hours_of(request))
+        return read_figures(client, *named_in(request), hours_of(request), traces=traces)
     except ApiError as error:
         if error.code != "app-not-found":
             raise

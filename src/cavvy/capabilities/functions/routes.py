@@ -27,7 +27,6 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user, principal_of
 from cavvy.api.wire import MIB, read_bytes, reply
 from cavvy.capabilities.functions import wire
-from cavvy.capabilities.functions.counts.rows import CountRows
 from cavvy.capabilities.functions.dispatcher import explain_full, find_calls, name_call
 from cavvy.capabilities.functions.limits import MOST_LIMITS, find_key, name_windows
 from cavvy.capabilities.functions.options import MOST_PRIORITY
@@ -164,7 +163,7 @@ async def delete_app(
     note_change(request, before={"revision": before[0].revision}, after=None)
     await _rows(app_state).delete(project, name)
     await find_calls(app_state).rows.delete(project, name)
-    await CountRows(*app_state.store.database).delete(project, name)
+    await find_calls(app_state).counts.delete(project, name)
     with suppress(RowNotFound):  # what its limits know of earlier calls
         await StateRows(*app_state.store.database).delete(project, "dict", name_windows(name))
     find_calls(app_state).look(project, name)
@@ -190,7 +189,11 @@ async def claim(
 
 @router.get("/{name}/calls", rule=in_path(Permission.VIEW), errors=("app-not-found",))
 async def list_calls(
-    app_state: AppState, project: ProjectPath, name: NamePath, traces: bool = True
+    app_state: AppState,
+    project: ProjectPath,
+    name: NamePath,
+    traces: bool = True,
+    limit: Annotated[int, Query(ge=1, le=_SHOWN)] = _SHOWN,
 ) -> list[wire.CallSummary]:
     """List the newest calls of an app that the server keeps. Without `traces`, those that failed
     have no traceback."""
@@ -205,7 +208,7 @@ async def list_calls(
             created_at=each.created_at,
             ended_at=each.ended_at,
         )
-        for each in await find_calls(app_state).rows.list_brief(project, name, _SHOWN)
+        for each in await find_calls(app_state).rows.list_brief(project, name, limit)
     ]
 
 

@@ -239,9 +239,9 @@ def read_calls(client: ApiClient, project: str, app: str, ask: CallsReadAsk) -> 
 
 
 def list_calls(
-    client: ApiClient, project: str, app: str, *, traces: bool = True
+    client: ApiClient, project: str, app: str, *, traces: bool = True, limit: int | None = None
 ) -> list[CallSummary]:
-    asked = "" if traces else query(traces="false")
+    asked = query(traces=None if traces else "false", limit=limit)
     return client.ask(f"{_path(project, app)}/calls{asked}", list[CallSummary])
 
 

@@ -2,7 +2,6 @@
 users read it.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from math import ceil
@@ -19,16 +18,25 @@ from cavvy.api.routes.jobs import ProjectPath
 from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import GANG, in_path, in_query
 from cavvy.api.wire import read
-from cavvy.capabilities.functions.counts.rows import AppCounts, AppKey, CountRows
+from cavvy.capabilities.functions.counts.rows import (
+    HOUR,
+    MINUTE,
+    TEN_MINUTES,
+    AppCounts,
+    AppKey,
+    StepCounts,
+)
 from cavvy.capabilities.functions.counts.wire import (
     MOST_REPORT,
     AppFigures,
     AppSummary,
+    BriefCall,
     CountsAsk,
+    DirectCall,
     FunctionFigures,
-    FunctionMinute,
     RecentCall,
 )
+from cavvy.capabilities.functions.dispatcher import find_calls
 from cavvy.capabilities.functions.frames import clean
 from cavvy.capabilities.functions.on_node.counts import time_of
 from cavvy.capabilities.functions.routes import NamePath
@@ -41,9 +49,9 @@ router = RouteGroup("apps", prefix="/v1")
 agent_router = RouteGroup("agent", prefix="/agent/v1/asks/apps")
 APP_TAG = "cavvy-app"  # of the jobs of apps, with the name
 _HOUR = timedelta(hours=1)
-_STEPS, _LEAST_STEPS = 60, 10  # of the period of figures
+_STEPS = {MINUTE: 1.5, TEN_MINUTES: 26.0}  # the longest periods, in hours, that these rows show
+_MOST_STEPS, _LEAST_STEPS = 72, 10  # of the period of figures
 _MOST_HOURS = 744.0
-_MOST_RECENT = 200
 _NOTHING = AppCounts(0, 0, 0)
 
 
@@ -55,15 +63,13 @@ async def report(request: Request, gang: GangQuery, rank: RankQuery) -> None:
     job = await app_state.store.job(attempt.job_id)
     if not (app := job.task.tags.get(APP_TAG, "")):
         raise ApiProblem("invalid-request", f"the job {job.id} runs no app")
-    await CountRows(*app_state.store.database).put(
-        job.project, app[:50], job.id, told, app_state.now()
-    )
+    await find_calls(app_state).counts.put(job.project, app[:50], job.id, told, app_state.now())
 
 
 @router.get("/apps", rule=in_query(Permission.VIEW))
 async def list_all(app_state: AppState, projects: ProjectFilter) -> list[AppSummary]:
     """List the apps that are deployed or run, with what they do now."""
-    rows, now = CountRows(*app_state.store.database), app_state.now()
+    rows, now = find_calls(app_state).counts, app_state.now()
     gauges = await rows.list_gauges(projects, now)
     counts = await rows.count(projects, now - _HOUR)
     deployed: dict[AppKey, list[StoredPart]] = {}
@@ -85,25 +91,26 @@ async def read_figures(
     project: ProjectPath,
     name: NamePath,
     hours: Annotated[float, Query(gt=0, le=_MOST_HOURS)] = 1.0,
+    traces: bool = False,
 ) -> AppFigures:
     """Get how often the functions of an app were called, how long this took, and the newest calls
-    that the server has not kept."""
-    rows, now = CountRows(*app_state.store.database), app_state.now()
-    since = now - timedelta(hours=hours)
+    that the server has not kept, with tracebacks if `traces` is set."""
+    rows, now = find_calls(app_state).counts, app_state.now()
+    step = next((each for each, most in _STEPS.items() if hours <= most), HOUR)
     gauges = (await rows.list_gauges(project, now)).get((project, name), ())
-    minutes = await rows.list_minutes(project, name, since)
-    kept = await rows.count_kept(project, name, since)
-    if not gauges and not minutes:
+    steps = await rows.list_steps(project, name, step, now - timedelta(hours=hours))
+    kept = await rows.count_kept(project, name, hours, now)
+    if not gauges and not steps:
         parts = await FunctionRows(*app_state.store.database).parts(project, name)
         if not parts:
             raise ApiProblem("app-not-found", f"project {project} has no app {name}")
     running = [told for _, told in gauges if told is not None]
     functions = sorted(
-        {each.function for _, each in minutes}
+        {each.function for each in steps}
         | {function for told in running for function in told.gauges}
         | {function for _, function in kept}
     )
-    grid = TimeGrid.make([each.minute for _, each in minutes], now)
+    grid = TimeGrid.make([each.begin_s for each in steps], step, now)
     return AppFigures(
         begin=datetime.fromtimestamp(grid.begin_s, UTC),
         step_s=grid.step_s,
@@ -112,14 +119,14 @@ async def read_figures(
         functions=[
             _measure(
                 function,
-                [each for _, each in minutes if each.function == function],
+                [each for each in steps if each.function == function],
                 running,
                 kept.get((name, function), _NOTHING),
                 grid,
             )
             for function in functions
         ],
-        recent=_list_recent(minutes),
+        recent=_list_recent(await rows.list_recent(project, name, traces=traces)),
     )
 
 
@@ -131,18 +138,18 @@ class TimeGrid(NamedTuple):
     steps: int
 
     @classmethod
-    def make(cls, minutes: Iterable[int], now: datetime) -> "TimeGrid":
-        """Return at most 60 steps of whole minutes from the first of these minutes until now; at
-        least 10, so that a few minutes are no whole picture."""
+    def make(cls, begins: Iterable[int], step: int, now: datetime) -> "TimeGrid":
+        """Return at most 72 steps, each of some of the rows of this length, from the first row
+        until now; at least 10, so that a few minutes are no whole picture."""
         now_s = now.timestamp()
-        first_s = min([*minutes, now_s - _LEAST_STEPS * 60])
-        step_s = max(1, ceil((now_s - first_s) / 60 / _STEPS)) * 60.0
+        first_s = min([*begins, now_s - _LEAST_STEPS * step])
+        step_s = float(max(1, ceil((now_s - first_s) / step / _MOST_STEPS)) * step)
         begin_s = first_s // step_s * step_s
         return cls(begin_s, step_s, max(1, ceil((now_s - begin_s) / step_s)))
 
-    def find(self, minute: int) -> int:
-        """Return the number of the step in which a minute begins."""
-        return min(max(int((minute - self.begin_s) // self.step_s), 0), self.steps - 1)
+    def find(self, begin_s: int) -> int:
+        """Return the number of the step in which a row begins."""
+        return min(max(int((begin_s - self.begin_s) // self.step_s), 0), self.steps - 1)
 
 
 def find_time(buckets: Mapping[int, int], share: float) -> float | None:
@@ -200,7 +207,7 @@ def _sum_gauges(gauges: Iterable[tuple[int, int, int]]) -> tuple[int, int, int]:
 
 def _measure(
     function: str,
-    minutes: Sequence[FunctionMinute],
+    steps: Sequence[StepCounts],
     running: Sequence[CountsAsk],
     kept: AppCounts,
     grid: TimeGrid,
@@ -208,20 +215,20 @@ def _measure(
     """Return the figures of a function."""
     told = (each.gauges[function] for each in running if function in each.gauges)
     waits, runs, runs_kept = _sum_gauges(told)
-    ran = [Counter[int]() for _ in range(grid.steps)]
-    took = [Counter[int]() for _ in range(grid.steps)]
-    for each in minutes:
-        at = grid.find(each.minute)
-        for steps, buckets in ((ran, each.ran), (took, each.took)):
-            for bucket, count in buckets.items():
-                steps[at][int(bucket)] += count
-    whole = sum(ran, Counter[int]())
+    ran: list[dict[int, int]] = [{} for _ in range(grid.steps)]
+    took: list[dict[int, int]] = [{} for _ in range(grid.steps)]
+    whole: dict[int, int] = {}
+    for each in steps:
+        at = grid.find(each.begin_s)
+        for sums, times in ((ran[at], each.times.ran), (took[at], each.times.took)):
+            add_times(sums, times)
+        add_times(whole, each.times.ran)
     return FunctionFigures(
         name=function,
         waiting=waits + max(0, kept.waiting - runs_kept),
         running=runs,
-        done=sum(each.done for each in minutes) + kept.done,
-        failed=sum(each.failed for each in minutes) + kept.failed,
+        done=sum(each.done for each in steps) + kept.done,
+        failed=sum(each.failed for each in steps) + kept.failed,
         ran=(find_time(whole, 0.5), find_time(whole, 0.99)),
         ran_p50=[find_time(each, 0.5) for each in ran],
         ran_p99=[find_time(each, 0.99) for each in ran],
@@ -230,10 +237,16 @@ def _measure(
     )
 
 
-def _list_recent(minutes: Sequence[tuple[str, FunctionMinute]]) -> list[RecentCall]:
+def add_times(sums: dict[int, int], times: Sequence[int]) -> None:
+    """Add counts, each behind its bucket, to those of the same buckets."""
+    for at in range(0, len(times), 2):
+        sums[times[at]] = sums.get(times[at], 0) + times[at + 1]
+
+
+def _list_recent(calls: Sequence[tuple[str, str, BriefCall]]) -> list[RecentCall]:
     found = [
         RecentCall(
-            function=minute.function,
+            function=function,
             job=job,
             state=each.state,
             ended_at=datetime.fromtimestamp(each.ended_s, UTC),
@@ -241,13 +254,12 @@ def _list_recent(minutes: Sequence[tuple[str, FunctionMinute]]) -> list[RecentCa
             took_s=each.took_s,
             type=clean(each.type),
             text=clean(each.text),
-            trace=clean(each.trace),
+            trace=clean(each.trace) if isinstance(each, DirectCall) else "",
         )
-        for job, minute in minutes
-        for each in minute.recent
+        for function, job, each in calls
         if each.ended_s < _LATEST_S
     ]
-    return sorted(found, key=lambda each: each.ended_at, reverse=True)[:_MOST_RECENT]
+    return sorted(found, key=lambda each: each.ended_at, reverse=True)
 
 
 _LATEST_S = 1e11  # seconds since 1970, of a clock that is wrong

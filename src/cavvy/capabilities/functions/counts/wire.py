@@ -5,7 +5,7 @@ client functions that call these routes.
 from datetime import datetime
 from typing import Annotated, Literal
 
-from msgspec import Meta, field
+from msgspec import Meta, Struct, field
 
 from cavvy.client.client import ApiClient
 from cavvy.client.paths import project_path, query, segment
@@ -19,7 +19,7 @@ _Bucket = Annotated[str, Meta(pattern="^[0-9]{1,3}$")]
 _Buckets = Annotated[dict[_Bucket, _Count], Meta(max_length=256)]
 
 
-class DirectCall(Ask, frozen=True, kw_only=True):
+class BriefCall(Struct, frozen=True, kw_only=True):
     """A call that has ended, which the control plane did not keep. Times are in seconds, `ended_s`
     since 1970; `took_s` is the time from its arrival to its result.
     """
@@ -30,6 +30,11 @@ class DirectCall(Ask, frozen=True, kw_only=True):
     took_s: _Time
     type: _Name = ""
     text: Annotated[str, Meta(max_length=2000)] = ""
+
+
+class DirectCall(BriefCall, frozen=True, kw_only=True):
+    """A call with its traceback."""
+
     trace: Annotated[str, Meta(max_length=20_000)] = ""
 
 
@@ -98,7 +103,8 @@ class FunctionFigures(Answer, frozen=True, kw_only=True):
 
 
 class RecentCall(Answer, frozen=True, kw_only=True):
-    """A call of a program that waited for it, which the control plane has not kept."""
+    """A call of a program that waited for it, which the control plane has not kept. `trace` is ""
+    unless tracebacks are asked for."""
 
     function: str
     job: str
@@ -128,7 +134,10 @@ def list_summaries(client: ApiClient, project: str | None = None) -> list[AppSum
     return client.ask(f"/v1/apps{query(project=project)}", list[AppSummary])
 
 
-def read_figures(client: ApiClient, project: str, app: str, hours: float) -> AppFigures:
+def read_figures(
+    client: ApiClient, project: str, app: str, hours: float, *, traces: bool = False
+) -> AppFigures:
     """Return the figures of the last hours. Raises ApiError `app-not-found`."""
-    path = f"{project_path(project)}/apps/{segment('app', app)}/figures{query(hours=hours)}"
+    asked = query(hours=hours, traces="true" if traces else None)
+    path = f"{project_path(project)}/apps/{segment('app', app)}/figures{asked}"
     return client.ask(path, AppFigures)
