@@ -197,6 +197,24 @@ def test_requests_are_counted_by_the_places_where_they_must_stay(
     plane.set_replicas("svc", replicas[:1])
 
 
+def test_a_service_whose_replicas_fail_says_so_soon(
+    plane: Embedded, replicas: list[ReplicaStandIn]
+) -> None:
+    plane.set_replicas("svc", [])
+    early = Background(ask, plane.port, "GET", "/echo")
+    wait_for(lambda: plane.count_waiting("svc") == 1)
+    failing = {**SERVICE, "failing": "its replicas end: exit code 1", "failing_s": 0.2}
+    plane.set_services(failing, *SERVICES[1:])
+    late = ask(plane.port, "GET", "/echo")
+    for answer in (early.result(), late):
+        assert (answer.status, answer.json["error"]["code"]) == (504, "no-replica-in-time")
+        assert answer.json["error"]["message"].endswith(": its replicas end: exit code 1")
+    plane.set_replicas("svc", replicas[:1])  # one is ready after all
+    assert ask(plane.port, "GET", "/echo").status == 200
+    plane.set_services(*SERVICES)
+    plane.set_replicas("svc", replicas[:1])
+
+
 def test_a_repeated_request_waits_for_a_replica_that_has_not_failed_it(
     plane: Embedded, replicas: list[ReplicaStandIn]
 ) -> None:

@@ -184,3 +184,10 @@ def test_joined_requests_cannot_be_separated_by_routing() -> None:
     route = ServiceRoute(name="both", batch=BatchTerms(), routing=RoutingTerms(by="header"))
     with pytest.raises(GatewayConfigError, match="`batch` and `routing` exclude each other"):
         check_routes((route,))
+
+
+def test_callers_learn_why_no_replica_is_ready() -> None:
+    failed = replace(make("a", 0), failures=3, problem="exit code 1", replicas=())
+    assert "before they are ready: exit code 1; `cavvy logs a`" in make_route(failed).failing
+    for other in (replace(failed, failures=2), make("a", 1), replace(failed, wanted=False)):
+        assert make_route(other).failing == ""

@@ -34,7 +34,7 @@ from cavvy.domain.services import ServiceUpdate, UpdateStrategy
 from cavvy.domain.units import format_duration
 from cavvy.domain.values import copy_fields, replace, view
 
-_MOST_FAILURES = 3  # replicas of the candidate that end in a row
+MOST_FAILURES = 3  # replicas of the candidate that end in a row
 _PART = frozenset({UpdateEnd.ENOUGH, UpdateEnd.TIME})
 _GONE = frozenset({ReplicaState.ENDING, ReplicaState.ENDED})
 
@@ -170,7 +170,7 @@ def _follow_rolling(step: ServiceStep, now: datetime) -> ServiceStep:
         return step
     if _is_ready(service):
         return replace(step, service=replace(service, former=None))
-    if service.failures < _MOST_FAILURES or not service.wanted:
+    if service.failures < MOST_FAILURES or not service.wanted:
         return step
     reason = "the replica's revision was rolled back"
     outcome = UpdateOutcome(
@@ -298,7 +298,7 @@ def _find_end(
         return None
     if tried.withdrawn:
         return UpdateEnd.WITHDRAWN
-    if tried.failures >= _MOST_FAILURES:
+    if tried.failures >= MOST_FAILURES:
         return UpdateEnd.FAILED
     if service.stopped_by:  # the candidate has no replicas, so nothing is known about its quality
         return None

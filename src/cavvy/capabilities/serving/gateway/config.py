@@ -171,6 +171,9 @@ class ServiceRoute(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     concurrency: Count = 32  # maximum requests in flight for each replica
     queue_max: Count = 10_000  # requests that wait
     wait_s: Seconds = 600  # seconds for which a request may wait for a replica
+    # why replicas end before they are ready, several in a row; "" if they do not
+    failing: str = ""
+    failing_s: Seconds = 20  # for which a request waits meanwhile, if no replica is ready
     # requests in flight at the maximum number of replicas; None: not known
     slots_max: Count | None = None
     # a request that waited longer counts as late; None: no request counts as late

@@ -497,7 +497,18 @@ class ServiceQueue:
             self.scorer.equip(pool)
         if self.route.closed:
             self._answer_waiting(OwnAnswer(402, AnswerCode.BUDGET, self.route.closed))
+        if self.route.failing and not self._replicas:
+            self._wait_shorter(monotonic())
         self.set_replicas([pool.address for pool in self._replicas])
+
+    def _wait_shorter(self, now: float) -> None:
+        """Let the waiting requests wait no longer than those that arrive now."""
+        loop = asyncio.get_running_loop()
+        for exchange in self._waiting:
+            if exchange.timer is not None:
+                exchange.timer.cancel()
+            left_s = max(self._find_left(exchange, now), 0)
+            exchange.timer = loop.call_later(left_s, self._end_wait, exchange)
 
     def count_elsewhere(self, used: Mapping[str, tuple[int, int]]) -> None:
         """Count the tokens and micro-dollars of keys at other gateways."""
@@ -734,8 +745,15 @@ class ServiceQueue:
         full = pool.cooling or pool.in_flight >= pool.concurrency
         self._loads[pool.position] = FULL if full else pool.in_flight + pool.tier
 
-    def _wait(self, exchange: Exchange, now: float, first: bool = False) -> None:
+    def _find_left(self, exchange: Exchange, now: float) -> float:
+        """Return for how many seconds a request may still wait: not for long if replicas fail."""
         left_s = exchange.arrived_at + exchange.wait_s - now
+        if self.route.failing and not self._replicas:
+            return min(left_s, self.route.failing_s)
+        return left_s
+
+    def _wait(self, exchange: Exchange, now: float, first: bool = False) -> None:
+        left_s = self._find_left(exchange, now)
         if not self._replicas:
             self._cold_starts.begin(now)
             if not self._waiting:
@@ -802,8 +820,9 @@ class ServiceQueue:
     def _end_wait(self, exchange: Exchange) -> None:
         if self._forget(exchange):
             self._count_unserved()
+            waited_s = min(monotonic() - exchange.arrived_at, exchange.wait_s)
             text = (
-                f"no replica{_where(exchange)} was free within {exchange.wait_s:g} s"
+                f"no replica{_where(exchange)} was free within {waited_s:.3g} s"
                 f"{self._explain(exchange)}"
             )
             exchange.sink.answer(OwnAnswer(504, AnswerCode.TOO_LATE, text, self.retry_s()))
@@ -811,6 +830,8 @@ class ServiceQueue:
     def _explain(self, exchange: Exchange) -> str:
         """Return why no replica is started in the places where the request must stay, or "" if a
         replica may be started there."""
+        if self.route.failing and not self._replicas:
+            return f": {self.route.failing}"
         if not exchange.places or write_places(exchange.places) not in self.route.full_places:
             return ""
         return ": the service has its maximum number of replicas, but none in the requested places"

@@ -9,9 +9,9 @@ import msgspec
 
 from cavvy.capabilities.serving.bills import name_api
 from cavvy.capabilities.serving.decide.replica_groups import count_room
-from cavvy.capabilities.serving.decide.service import is_canary
+from cavvy.capabilities.serving.decide.service import is_canary, state_of
 from cavvy.capabilities.serving.decide.traffic import make_terms
-from cavvy.capabilities.serving.decide.update import as_revision
+from cavvy.capabilities.serving.decide.update import MOST_FAILURES, as_revision
 from cavvy.capabilities.serving.gateway.config import (
     AdapterApi,
     AdapterTerms,
@@ -111,6 +111,7 @@ def make_route(
         concurrency=spec.concurrency,
         queue_max=spec.limits.waiting,
         wait_s=spec.timeouts.queue.total_seconds(),
+        failing=_explain_failures(service),
         slots_max=_count_slots(service.task),
         response_s=spec.timeouts.response.total_seconds(),
         silence_s=spec.timeouts.silence.total_seconds(),
@@ -134,6 +135,16 @@ def make_route(
         canary=canary,
         closed=_CLOSED if service.stopped_by else "",
         price_header=spec.price_header,
+    )
+
+
+def _explain_failures(service: StoredService) -> str:
+    """Return why replicas end before they are ready, "" if they do not: callers get the reason."""
+    if service.failures < MOST_FAILURES or state_of(service) != "failing":
+        return ""
+    return (
+        f"its replicas end before they are ready: {service.problem}; "
+        f"`cavvy logs {service.name}` shows what they print"
     )
 
 
