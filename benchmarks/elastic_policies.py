@@ -4,6 +4,7 @@ papers, first with the rules of these papers.
     python benchmarks/elastic_policies.py             # all tables
     python benchmarks/elastic_policies.py pollux      # Pollux (OSDI'21): 160 jobs, 64 GPUs
     python benchmarks/elastic_policies.py sia         # Sia (SOSP'23): 64 GPUs of three types
+    python benchmarks/elastic_policies.py shockwave   # Shockwave (NSDI'23): rounds on 32 GPUs
     python benchmarks/elastic_policies.py speed       # one decision: 2,000 jobs, 2,048 GPUs
     python benchmarks/elastic_policies.py scaling     # what twice as many nodes gain
 
@@ -26,6 +27,17 @@ from pathlib import Path
 from elastic_cluster.cluster import Machines, Memory, Rule, Run, read_workload, simulate
 from elastic_cluster.ours import Goodput, SizeTable
 from elastic_cluster.profiles import EPOCHS, Profile
+from elastic_cluster.rounds import (
+    ROUND_S,
+    SlackFirst,
+    Slicer,
+    find_fairness,
+    read_sliced,
+    run_first,
+    run_least_served,
+    run_shortest,
+    share_in_rounds,
+)
 from elastic_cluster.rules import Optimus, Tiresias
 from elastic_cluster.typed_rules import Gavel, Sia
 
@@ -43,6 +55,7 @@ TYPES = {
     "dgx-ext": Machines(nodes=2, gpus=8),
     "rtx": Machines(nodes=3, gpus=8),
 }
+SHOCKWAVE_JOBS, SHOCKWAVE_GPUS = 120, 32
 RESTART_S = {"cifar10": 50, "deepspeech2": 25, "bert": 120, "yolov3": 80, "imagenet": 250}
 SLOWDOWNS = {"cifar10": 1.8}  # of the others 1.2
 
@@ -184,6 +197,42 @@ def find_times(jobs: Iterable[Run]) -> Iterable[float]:
         yield job.finished - job.submitted
 
 
+def compare_shockwave() -> None:
+    """120 jobs with fixed numbers of GPUs, which change their batch, on 32 V100 in rounds of 120 s.
+    Shockwave's own rule, a mixed-integer program, is not played; its figures are the published
+    ones of the same trace."""
+    print(
+        f"{'rule':<44} {'makespan s':>10} {'mean s':>7} {'worst':>6} {'> 1.05':>7} {'restarts':>9}"
+    )
+    print(f"{'Shockwave, published':<44} {24197:>10} {9958:>7} {1.78:>6.2f} {0.05:>7.1%}")
+    for name, rule in list_shockwave():
+        end, mean, rhos, restarts = play_shockwave(rule)
+        late = sum(each > 1.05 for each in rhos) / len(rhos)
+        worst = max(rhos)
+        print(f"{name:<44} {end:>10.0f} {mean:>7.0f} {worst:>6.2f} {late:>7.1%} {restarts:>9.1f}")
+
+
+def list_shockwave() -> Iterable[tuple[str, Slicer]]:
+    yield "first in, first out", run_first
+    yield "least attained service", run_least_served
+    yield "shortest first", run_shortest
+    for rounds in (20, 25, 30, 40):
+        for foresees in (True, False):
+            what = "foresees batches" if foresees else "present batch"
+            rule = SlackFirst(SHOCKWAVE_JOBS / SHOCKWAVE_GPUS, rounds * ROUND_S, foresees)
+            yield f"slack below {rounds} rounds first; {what}", rule
+
+
+def play_shockwave(rule: Slicer) -> tuple[float, float, Sequence[float], float]:
+    """Return the makespan and the mean time in seconds, the finish-time fairness of each job, and
+    the restarts of a job."""
+    jobs = read_sliced(TRACES / "shockwave")
+    end = share_in_rounds(jobs, SHOCKWAVE_GPUS, rule)
+    times = [each.finished - each.arrived for each in jobs]
+    rhos = [find_fairness(each, len(jobs), SHOCKWAVE_GPUS) for each in jobs]
+    return end, sum(times) / len(jobs), rhos, sum(each.restarts for each in jobs) / len(jobs)
+
+
 def measure_speed() -> None:
     """One decision about 2,000 jobs, of which three in four run, on 2,048 GPUs of three types."""
     for count, each in ((2000, 683), (500, 171), (64, 22)):
@@ -248,6 +297,7 @@ def measure_scaling() -> None:
 TABLES: dict[str, Callable[[], None]] = {
     "pollux": compare_pollux,
     "sia": compare_sia,
+    "shockwave": compare_shockwave,
     "speed": measure_speed,
     "scaling": measure_scaling,
 }

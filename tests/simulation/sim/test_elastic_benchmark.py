@@ -12,9 +12,26 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "benchmarks"))
 from elastic_cluster.cluster import Machines, Memory, Place, Rule, Run, simulate
 from elastic_cluster.ours import Goodput, SizeTable
 from elastic_cluster.profiles import Profile
+from elastic_cluster.rounds import (
+    SAMPLES,
+    SlackFirst,
+    Sliced,
+    find_fairness,
+    read_sliced,
+    run_first,
+    share_in_rounds,
+)
 from elastic_cluster.rules import Optimus, Tiresias, spread
 from elastic_cluster.typed_rules import Gavel, Sia
-from elastic_policies import HOMOGENEOUS, find_times, make_pollux, read_pollux
+from elastic_policies import (
+    HOMOGENEOUS,
+    SHOCKWAVE_GPUS,
+    SHOCKWAVE_JOBS,
+    find_times,
+    make_pollux,
+    play_shockwave,
+    read_pollux,
+)
 
 CLUSTER = {"gpu": Machines(nodes=2, gpus=4)}
 PLACEMENTS = (1, 2, 4, 44)
@@ -153,3 +170,62 @@ def replace_steps(profile: Profile, factor: float) -> Profile:
 
     other.steps = slow_steps  # type: ignore[assignment]
     return other
+
+
+def make_sliced(name: str, epochs: int, at: float = 0.0, **more: object) -> Sliced:
+    """A job whose epoch takes 100 s with its batch of 10, and 50 s with one of 20 or more."""
+    steps = -(-SAMPLES["LM"] // 10)
+    rates = {batch: 59.675 * (1 if batch == 10 else 2) * 10 / batch for batch in (10, 20, 40, 80)}
+    given = {"mode": "static", "gpus": 1, **more}
+    return Sliced(name, "LM", 10, steps=steps * epochs, submitted=at, rates=rates, **given)  # type: ignore[arg-type]
+
+
+def test_a_sliced_job_alone_takes_its_own_time() -> None:
+    job = make_sliced("a", 7)
+    assert job.alone_s == pytest.approx(700)
+    assert share_in_rounds([job], 1, run_first) == pytest.approx(700)
+    assert find_fairness(job, 1, 1) == pytest.approx(1)
+    assert job.restarts == 0
+
+
+def test_a_sliced_job_that_was_out_for_a_round_loses_20_seconds() -> None:
+    jobs = [make_sliced("a", 6), make_sliced("b", 6)]
+
+    def take_turns(now: float, number: int, waiting: Sequence[Sliced], _: int) -> Sequence[Sliced]:
+        return [waiting[number % len(waiting)]]
+
+    end = share_in_rounds(jobs, 1, take_turns)
+    assert jobs[0].restarts > 0
+    lost = end - 1200
+    assert 100 <= lost <= 20 * sum(each.restarts for each in jobs)
+
+
+def test_batches_grow_at_the_epochs_of_their_mode() -> None:
+    measured = make_sliced("a", 60, mode="gns")
+    assert [measured.find_batch(each) for each in (10, 11, 20, 21, 41)] == [10, 20, 20, 40, 80]
+    critical = make_sliced("b", 60, mode="accordion")
+    assert [critical.find_batch(each) for each in (9, 18, 19)] == [10, 10, 80]
+    assert measured.alone_s == pytest.approx(11 * 100 + 49 * 50)
+
+
+def test_a_job_that_would_be_late_for_its_fair_share_goes_first() -> None:
+    rule = SlackFirst(contention=2.0, slack_s=600.0)
+    long, short = make_sliced("long", 40), make_sliced("short", 10)
+    long.arrived = short.arrived = 0.0
+    assert rule(0.0, 0, [short, long], 1) == [long], "both have time"
+    assert rule(500.0, 5, [short, long], 1) == [short], "it has 500 s of slack left"
+
+
+def test_the_trace_of_shockwave_is_played_within_its_published_figures() -> None:
+    folder = data("traces/shockwave")
+    jobs = read_sliced(folder)
+    lines = (folder / "tacc_120jobs_32gpu.trace").read_text().splitlines()
+    stated = [float(line.split("\t")[10]) for line in lines]
+    static = [job.steps / job.rates[job.batch] for job in jobs]
+    assert static == pytest.approx(stated, abs=1), "with a fixed batch, as the trace states"
+    rule = SlackFirst(SHOCKWAVE_JOBS / SHOCKWAVE_GPUS, 3000, foresees=False)
+    end, mean, rhos, _ = play_shockwave(rule)
+    assert end <= 24_197
+    assert mean <= 9_958
+    assert max(rhos) <= 1.78
+    assert sum(each > 1.05 for each in rhos) / len(rhos) <= 0.05
