@@ -35,6 +35,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {
     "consoles": (),
     "dev_session": (),
     "hangs": (),
+    "hostile_files": (),
 }
 
 

@@ -82,7 +82,8 @@ def _validate(
             if not dialect and (script := read_script_task(file, None, {})):
                 options = ReadOptions(dialect="cavvy", text=script, takes_folder=True)
             found = load_file(file, params, now=datetime.now(UTC), options=options)
-            notes = check_task(file, found, Path(file).absolute().parent, whole=True)
+            folder = Path(file).absolute().parent
+            notes = check_task(file, found, folder, whole=True, text=options.text)
             found = replace(found, notes=(*found.notes, *notes))
         except SpecError as error:
             code = 2

@@ -128,3 +128,11 @@ def test_what_a_notebook_expects_of_its_place_is_said(folder: Path) -> None:
     cells = [{"cell_type": "code", "source": each} for each in quiet]
     (folder / "nb.ipynb").write_text(json.dumps({"metadata": {}, "cells": cells}))
     assert read(folder / "nb.ipynb", "done.ipynb")[1] == ""
+
+
+def test_a_notebook_with_large_outputs_is_not_read(folder: Path) -> None:
+    path = write(folder)
+    with path.open("r+b") as file:
+        file.truncate(50 << 20)
+    with pytest.raises(ValueError, match=r"has 50 MiB, and at most 16 .* drops the outputs"):
+        load_script(path, ())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from cavvy.capabilities.importers.scripts import is_script, read_script
+from cavvy.capabilities.importers.scripts import is_script, read_script, read_start
 from cavvy.cli.main import cli
 from cavvy.task_files import load_script
 
@@ -204,3 +204,14 @@ def test_a_script_for_uv_is_installed_by_the_setup(tmp_path: Path) -> None:
         "run": "exec python3 t.py",
         "setup": {"run": "python3 -m pip install 'numpy>=2' 'a b'", "uses": []},
     }
+
+
+def test_only_the_start_of_a_script_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "t.py", f"{HEAD}x = '{'é' * 5_000_000}'\n")
+    assert len(read_start(tmp_path / "t.py")) < 2_000_000
+    result = CliRunner().invoke(cli, ["validate", "t.py"])
+    assert result.exit_code == 0, result.output  # the job gets the file, a request does not
+    assert "the setup installs what the head of t.py states" in result.output

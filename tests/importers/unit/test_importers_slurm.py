@@ -634,3 +634,8 @@ def test_the_file_that_sbatch_makes_is_there_if_the_script_names_it(tmp_path: Pa
         tmp_path, "#SBATCH -n 1", 'echo a\nsleep 0.1; echo "$(cat slurm-$SLURM_JOB_ID.out)"\n'
     )
     assert (code, said) == (0, "a\na\n")
+
+
+def test_a_script_with_a_nul_byte_is_refused_at_its_place() -> None:
+    with pytest.raises(SpecError, match="3:6: a script cannot contain a NUL byte"):
+        parse_file("#!/bin/bash\n#SBATCH -N 1\necho \0\n", file="job.sbatch")

@@ -17,10 +17,11 @@ from cavvy.domain.tasks import URL_SCHEMES
 SUFFIX = ".ipynb"
 _INSTALL = "python3 -m pip install papermill ipykernel"
 _EVERY = "30s"
+_MOST_MIB = 16
 _OLD_PYTHON = "Python 2"
 # Kernels by the beginnings of their names; notebooks may lack the language.
 _KERNELS = {"ir": "R", "julia": "Julia", "bash": "Bash", "sas": "SAS", "octave": "Octave"}
-_ASKS = re.compile(r"^(?!\s*#).*?(?<![\w.])(?:raw_)?input\(", re.MULTILINE)
+_ASKS = re.compile(r"(?<![\w.])(?:raw_)?input\(")
 _OF_COLAB = re.compile(r"^(?:import|from) google\.colab\b", re.MULTILINE)
 # papermill's options for parameters, and how many words follow each
 _PARAMETERS = {
@@ -28,6 +29,17 @@ _PARAMETERS = {
     **{"-f": 1, "--parameters_file": 1, "-y": 1, "--parameters_yaml": 1},
     **{"-b": 1, "--parameters_base64": 1, "--execution-timeout": 1, "--start-timeout": 1},
 }
+
+
+def read_notebook_text(path: Path) -> str:
+    """Return the text of a notebook. Raises ValueError if it is too large, OSError and
+    UnicodeDecodeError."""
+    size = path.stat().st_size
+    if size > _MOST_MIB << 20:
+        message = f"{path}: the notebook has {size >> 20} MiB, and at most {_MOST_MIB} are read"
+        hint = "`jupyter nbconvert --clear-output --inplace` drops the outputs of its cells"
+        raise ValueError(f"{message}; {hint}")
+    return path.read_text("utf-8")
 
 
 def read_notebook(
@@ -102,7 +114,7 @@ def _list_remarks(content: dict[str, Any]) -> list[str]:
     """Say what a notebook expects of the place where it was written."""
     code = [_read_source(each) for each in content["cells"] if each.get("cell_type") == "code"]
     notes = []
-    if number := next((at for at, text in enumerate(code, 1) if _ASKS.search(text)), 0):
+    if number := next((at for at, text in enumerate(code, 1) if _asks(text)), 0):
         notes.append(
             f"the code cell {number} asks for input, which fails without a person: set a variable "
             "with -p instead"
@@ -114,6 +126,12 @@ def _list_remarks(content: dict[str, Any]) -> list[str]:
             "the data of Kaggle are not here: `inputs` of a Cavvy file bring data to nodes"
         )
     return notes
+
+
+def _asks(text: str) -> bool:
+    """Return whether a line that is no comment asks for input."""
+    lines = text.split("\n") if "input(" in text else []
+    return any(_ASKS.search(each) for each in lines if not each.lstrip().startswith("#"))
 
 
 def _read_source(cell: dict[str, Any]) -> str:

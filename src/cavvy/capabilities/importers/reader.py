@@ -18,8 +18,9 @@ from cavvy.capabilities.importers.detect import (
 from cavvy.capabilities.importers.dialects import Dialect
 from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.domain.values import replace
-from cavvy.spec.problems import ProblemNotes, SpecError, SpecProblem
+from cavvy.spec.problems import ProblemNotes, SourceMark, SpecError, SpecProblem
 from cavvy.spec.translation import KeptKey, Translation
+from cavvy.spec.tree import MAX_CHARACTERS
 from cavvy.task_files.foreign import ScriptTask, Substitute, TaskSource, find_tool
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class ForeignReader:
 
         if not path.is_file():  # a pipe is read once, as a task file
             return None
-        text = path.read_text("utf-8")
+        text = scripts.read_start(path)
         if not scripts.is_script(path, text):
             return None
         return scripts.read_script(path, text, arguments, here, processes=processes)
@@ -176,6 +177,7 @@ def _list_replaced(overrides: str) -> set[str]:
 
 def _translate_script(system: Dialect, source: TaskSource) -> Translation:
     """Read a batch script, which runs in the current folder, as with its tool's own command."""
+    _check_script(source)
     from cavvy.capabilities.importers.translators import translate_script
     from cavvy.spec.overrides import list_overridden
     from cavvy.spec.problems import slug
@@ -195,6 +197,19 @@ def _translate_script(system: Dialect, source: TaskSource) -> Translation:
     kept = tuple(each for each in found.kept if not (each.refused and each.key in gone))
     task = replace(task, name=task.name or slug(Path(notes.file).stem) or "task")
     return replace(found, tasks=(task,), kept=kept, guess=guess, takes_folder=True)
+
+
+def _check_script(source: TaskSource) -> None:
+    """Raises SpecError for a text that no shell reads, or that is too long."""
+    text, notes = source.text, source.make_notes()
+    if len(text) > MAX_CHARACTERS:
+        expected = f"at most {MAX_CHARACTERS:,}; the script can start others of its folder"
+        notes.outside(notes.file, f"the file has {len(text):,} characters", expected=expected)
+    elif "\0" in text:
+        before = text.partition("\0")[0]
+        mark = SourceMark(line=before.count("\n") + 1, column=len(before.rpartition("\n")[2]) + 1)
+        notes.add(mark, "a script cannot contain a NUL byte", suggestion="delete the NUL byte")
+    notes.check()
 
 
 def _substitute_compose(source: TaskSource) -> Substitute:

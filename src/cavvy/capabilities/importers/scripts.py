@@ -17,7 +17,7 @@ from typing import Any
 from cavvy.capabilities.importers.accelerate_configs import is_accelerate_config, read_accelerate
 from cavvy.capabilities.importers.mlflow_projects import NAME as PROJECT
 from cavvy.capabilities.importers.mlflow_projects import read_project
-from cavvy.capabilities.importers.notebooks import SUFFIX, read_notebook
+from cavvy.capabilities.importers.notebooks import SUFFIX, read_notebook, read_notebook_text
 from cavvy.task_files.foreign import ScriptTask
 
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata/
@@ -37,6 +37,7 @@ _TORCHRUN = (
     'torchrun --nnodes "$NNODES" --node-rank "$NODE_RANK" --nproc-per-node "$NPROC_PER_NODE" '
     '--master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
 )
+_MOST_READ = 1 << 20  # characters
 _INTERPRETERS = {".py": "python3", ".sh": "bash", ".bash": "bash"}
 _MAKEFILES = ("Makefile", "makefile", "GNUmakefile")
 _OTHER_SYSTEMS = (
@@ -56,6 +57,16 @@ _OF_SLURM = re.compile(
     re.MULTILINE,
 )
 _DIRECTIVES = re.compile(r"^#(SBATCH|PBS)\s", re.MULTILINE)
+
+
+def read_start(path: Path) -> str:
+    """Return the text of a notebook, or the start of another script, which says how it runs.
+    Raises ValueError for a notebook that is too large, OSError and UnicodeDecodeError.
+    """
+    if path.suffix == SUFFIX:
+        return read_notebook_text(path)
+    with path.open(encoding="utf-8") as file:
+        return file.read(_MOST_READ + 1)
 
 
 def is_script(path: Path, text: str) -> bool:

@@ -85,7 +85,7 @@ def read_tasks(
                 if each.until_submitted and each.key.startswith("file_mounts"):
                     hint = "for example --env NAME=VALUE"
                     raise CommandFailure(f"{file}: {each}", hint, exit_code=2)
-            notes = check_task(file, loaded.source, loaded.folder)
+            notes = check_task(file, loaded.source, loaded.folder, text=options.text)
             for note in notes if tells else ():
                 note_out(note)
         workdir = _find_unnamed(found)

@@ -41,18 +41,19 @@ _WHOLES, _WHOLES_READ = 3, 50
 
 
 def check_task(
-    file: str, source: Translation, folder: Path, *, whole: bool = False
+    file: str, source: Translation, folder: Path, *, whole: bool = False, text: str | None = None
 ) -> Sequence[str]:
     """Check that the task's files exist and that no option is misspelt. The task's providers,
     regions and instance types must be in the catalog or at a configured provider. If `whole` is
     true, the sizes of the task's files must be permitted, too, and at least one offer must meet the
     task's resources and limits, or a note says that none does, if the file is of another tool.
-    `folder` is the folder of the task file. Configured providers are
+    `folder` is the folder of the task file, and `text` what is submitted instead of its own text.
+    Configured providers are
     queried only about names that the catalog lacks. Returns notes about what only a provider that
     is not configured can tell, and about checkpoints. Raises SpecError with all problems, or
     CommandFailure.
     """
-    texts, notes = _explain_size(file), list[str]()
+    texts, notes = _explain_size(file, text), list[str]()
     for task in source.tasks:
         if missing := object_to_files(task, source, folder, sizes=whole):
             texts.append(missing)
@@ -99,12 +100,14 @@ def _list_sizes(parts: Mapping[str, Path]) -> dict[str, int]:
     return sizes
 
 
-def _explain_size(file: str) -> list[str]:
+def _explain_size(file: str, text: str | None) -> list[str]:
     """Return why the server would refuse a request that contains the text of the file, or an empty
     list if the server would accept the request.
     """
     limit = load_settings().whole("server.request_mib")
     size = os.path.getsize(file) if os.path.isfile(file) else 0
+    if text is not None:
+        size = len(text.encode(errors="replace"))
     if 2 * size <= limit * MIB:
         return []
     return [
