@@ -312,6 +312,7 @@ def test_no_loss_of_power_ends_the_trust_in_the_signed_lists(
     for each in (site, other):
         each.publish(1)
     (tmp_path / "begin").mkdir()
+    monkeypatch.setattr(StrictDisk, "piece", 200)  # each of the lists comes in several pieces
     steps = cut_at_each_step(tmp_path, monkeypatch, lambda at: read(site, at), check, ["all"])
     assert steps > 20, "the reading was not cut"
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.own_parts import reads_other_tools
+from tests.shared import once_in_group, when_group_ends
 
 from cavvy.frame.capability import Capability
 from cavvy.frame.discover import _choose, find_capabilities
@@ -26,21 +27,72 @@ COMPILED = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}  # programs keep what t
 OWN = sorted(path.parent.name for path in ROOT.glob("src/cavvy/capabilities/*/capability.py"))
 
 
+# Most of what a program that looks at Cavvy imports is of others, so one process imports that, and
+# each program is a copy of it, with the folders of Cavvy that it is told.
+_COPIES = """
+import asyncio, click.testing, fastapi, json, os, sqlite3, sys, traceback
+assert not [name for name in sys.modules if name.partition(".")[0] == "cavvy"]
+for line in sys.stdin:
+    code, folders = json.loads(line)
+    read, write = os.pipe()
+    if not (copy := os.fork()):
+        status = 1
+        try:
+            os.dup2(write, 1)
+            os.dup2(write, 2)
+            sys.path[1:1] = folders
+            exec(code, {"__name__": "__main__"})
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    os.close(write)
+    with open(read) as output:
+        text = output.read()
+    print(json.dumps([os.waitpid(copy, 0)[1], text]), flush=True)
+"""
+
+
+class Programs:
+    """Runs programs in copies of a process that has no module of Cavvy yet."""
+
+    def __init__(self) -> None:
+        words = [sys.executable, "-W", "ignore", "-c", _COPIES]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._process = subprocess.Popen(words, env={**COMPILED, "PYTHONPATH": ""}, **pipes)  # type: ignore[call-overload]
+
+    def run(self, code: str, *folders: Path) -> str:
+        """What the program prints, with these folders first on its path."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([code, [*map(str, folders)]]) + "\n")
+        self._process.stdin.flush()
+        status, text = json.loads(self._process.stdout.readline())
+        assert status == 0, text
+        return str(text)
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+@once_in_group
+def start_programs() -> Programs:
+    started = Programs()
+    when_group_ends(started.end)
+    return started
+
+
 def list_commands(source: Path, *more: Path) -> dict[str, object]:
     """The commands by section, and what is left out, of the Cavvy in a folder."""
     code = (
         "import json, cavvy\nfrom cavvy.cli.main import LEFT_OUT, PLACES, SECTIONS, cli\n"
         "print(json.dumps([cavvy.__file__, SECTIONS, LEFT_OUT, PLACES]))\n"
     )
-    paths = os.pathsep.join(map(str, (source, *more)))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**COMPILED, "PYTHONPATH": paths},
-    )
-    file, sections, left_out, places = json.loads(done.stdout)
+    found = json.loads(start_programs().run(code, source, *more))
+    file, sections, left_out, places = found
     assert Path(file).is_relative_to(source)
     return {"sections": sections, "left out": left_out, "places": places}
 
@@ -254,16 +306,8 @@ def look_at_whole() -> Look:
 
 
 def look(source: Path, *more: Path) -> Look:
-    paths = os.pathsep.join(map(str, (source, *more)))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", _LOOK],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**COMPILED, "PYTHONPATH": paths},
-    )
-    assert done.returncode == 0, done.stderr
-    routes, tables, pages, logged = json.loads(done.stdout.splitlines()[-1])
+    printed = start_programs().run(_LOOK, source, *more)
+    routes, tables, pages, logged = json.loads(printed.splitlines()[-1])
     return Look(frozenset(routes), frozenset(tables), frozenset(pages), logged)
 
 

@@ -130,7 +130,7 @@ def test_each_group_of_replicas_and_the_whole_service_have_costs(folder: Path) -
         "{name: chat, run: s, resources: {gpu: L4}, service: {models: [m], concurrency: 32, "
         f"slo: {{ttft: {{p95: 300ms}}, token_gap: {{p95: 60ms}}}}, groups: {{{groups}}}}}}}"
     )
-    rows = [f"{number / 8},{900 + number % 7 * 100},60" for number in range(2400)]
+    rows = [f"{number / 8},{900 + number % 7 * 100},60" for number in range(800)]
     (folder / "day.csv").write_text("arrival_s,prompt_tokens,answer_tokens\n" + "\n".join(rows))
     code, text = plan(folder, "-o", "json")
     assert code == 0, text

@@ -64,7 +64,7 @@ class Pairs(Numbers):
 def test_workers_hand_over_what_threads_do_and_may_be_left_early() -> None:
     options = {"threads": 1, "prefetch": 4}
     threads, workers = (
-        Data(Pairs(64), global_batch=4).read(BatchShare(0, 1, 4), 64, **options, workers=n)
+        Data(Pairs(64), global_batch=4).read(BatchShare(1, 2, 4), 64, **options, workers=n)
         for n in (0, 1)
     )
     for _ in range(2):
@@ -206,7 +206,7 @@ def test_a_batch_that_cannot_be_split_is_refused(values: Any) -> None:
 
 @pytest.mark.parametrize(
     ("options", "ranks"),
-    [({"threads": 0}, 1), ({"threads": 0}, 3), ({"workers": 2, "threads": 2}, 2)],
+    [({"threads": 0}, 1), ({"threads": 0}, 3), ({"workers": 2, "threads": 2}, 1)],
 )
 def test_global_random_numbers_depend_only_on_the_position(
     options: dict[str, int], ranks: int
