@@ -46,7 +46,8 @@ class ReportSection(Struct, frozen=True, kw_only=True):
 
 
 def make_page(title: str, sections: Sequence[ReportSection], facts: Sequence[Fact]) -> str:
-    """Return the page of a report. All texts are escaped."""
+    """Return the page of a report, which ends with the figures in `facts`, if there are any. All
+    texts are escaped."""
     listed = ReportTable(
         heads=("figure", "value", "unit", "source", "date", "computed as"),
         rows=[
@@ -55,9 +56,8 @@ def make_page(title: str, sections: Sequence[ReportSection], facts: Sequence[Fac
         ],
     )
     last = ReportSection(title="Every figure and its source", table=listed)
-    return _PAGE.format(
-        title=escape(title), parts="\n".join(_show(each) for each in [*sections, last])
-    )
+    shown = [*sections, last] if facts else sections
+    return _PAGE.format(title=escape(title), parts="\n".join(map(_show, shown)))
 
 
 def _show(section: ReportSection) -> str:

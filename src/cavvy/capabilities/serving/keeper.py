@@ -7,7 +7,7 @@ from pathlib import Path
 from cavvy.api.app_state import AppState
 from cavvy.capabilities.serving.call_rows import calls_of
 from cavvy.capabilities.serving.control.call_queue import CallQueue
-from cavvy.capabilities.serving.control.front import ServingParts
+from cavvy.capabilities.serving.control.front import ServiceFront, ServingParts, SuppliedFront
 from cavvy.capabilities.serving.control.reconciler import ServiceReconciler, is_service_key
 from cavvy.capabilities.serving.control.request_bills import RequestBills
 from cavvy.capabilities.serving.control.requests import ServiceRequests
@@ -33,8 +33,7 @@ class Serving(StandingReconciler):
     """The services of an installation. `requests` handles what users ask of them."""
 
     def __init__(self, parts: ControlParts) -> None:
-        server = parts.find(ServerParts)
-        self._front = None if server is None else make_front(parts, server)
+        self._front = find_front(parts)
         self._store, self._clock = parts.store, parts.clock
         own = ServingParts(
             store=parts.store,
@@ -108,6 +107,14 @@ def find_requests(app_state: AppState) -> ServiceRequests:
     found = app_state.control_plane.find(Serving)
     assert found is not None  # it is made from the same description as the routes
     return found.requests
+
+
+def find_front(parts: ControlParts) -> ServiceFront | None:
+    """Return the gateway of a server, what a simulation has in its place, or None."""
+    if (supplied := parts.find(SuppliedFront)) is not None:
+        return supplied.front
+    server = parts.find(ServerParts)
+    return None if server is None else make_front(parts, server)
 
 
 def make_front(parts: ControlParts, server: ServerParts) -> GatewayFront:

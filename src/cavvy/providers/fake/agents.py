@@ -42,11 +42,13 @@ class FakeMachine(Struct):
     round: int = 1  # the number of the job's attempt that requested it in place of a lost machine
     ended_at: datetime | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    on_end: Callable[[], None] = lambda: None
 
     def end(self, now: datetime) -> None:
         if self.ended_at is None:
             self.ended_at = now
             self.ended.set()
+            self.on_end()
 
 
 class FakeGang(Struct):
@@ -79,15 +81,6 @@ class FakeGang(Struct):
     @property
     def alive(self) -> bool:
         return self.ended_at is None
-
-    def nodes_in_use(self) -> int:
-        if not self.alive:
-            return 0
-        return (
-            self.spec.nodes
-            if not self.machines
-            else sum(machine.ended_at is None for machine in self.machines)
-        )
 
     def seen(self, now: datetime, rates: Sequence[tuple[datetime, HourlyRate]]) -> GangSeen:
         late = timedelta(seconds=self.fault_script.told_late_s)

@@ -2,7 +2,7 @@
 clouds."""
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Context
 from datetime import datetime, timedelta
@@ -72,7 +72,9 @@ class FakeCloud:
             self.manifest = replace(self.manifest, abilities=kept, unsupported=lacking)
         self.script = script
         self.gang_list: list[FakeGang] = []
-        self._alive: list[FakeGang] = []  # and those that have ended since the last look
+        # the gangs that may be listed: those that are alive, and those that ended not long ago
+        self._listed: list[FakeGang] = []
+        self.in_use: Counter[str] = Counter()  # nodes, by their offer's key
         self._by_name: defaultdict[str, list[FakeGang]] = defaultdict(list)
         self.launch_calls: list[tuple[datetime, str]] = []
         self.replace_calls: list[tuple[datetime, str]] = []
@@ -126,7 +128,9 @@ class FakeCloud:
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         self._weather()
         now = self._now()
-        found = self.find(name) if name is not None else self.gang_list
+        if name is None:
+            self._listed = [gang for gang in self._listed if not self._is_forgotten(gang, now)]
+        found = self.find(name) if name is not None else self._listed
         return [self._seen(gang, now) for gang in found if self._shown(gang, now)]
 
     async def remove(self, name: str) -> None:
@@ -156,6 +160,10 @@ class FakeCloud:
 
     # The cloud's own records
 
+    def list_alive(self) -> list[FakeGang]:
+        """Return the gangs that have not ended."""
+        return [gang for gang in self._listed if gang.alive]
+
     def lives(self) -> list[NodeLife]:
         """Return the lifetimes of all nodes that the cloud has ever started."""
         return [
@@ -173,11 +181,11 @@ class FakeCloud:
         ]
 
     def _current(self, offer: Offer) -> Offer:
-        self._alive = [gang for gang in self._alive if gang.alive]
         capacity = offer.capacity
+        if capacity is None and not self.script.prices:
+            return offer  # a place with own hosts has thousands of these
         if capacity is not None:
-            alive = [gang for gang in self._alive if gang.spec.offer.key == offer.key]
-            capacity = max(0, capacity - sum(gang.nodes_in_use() for gang in alive))
+            capacity = max(0, capacity - self.in_use[offer.key])
         now = self._now()
         rate = [rate for since, rate in self._rates(offer.key) if since <= now][-1]
         return replace(offer, capacity=capacity, rate=rate)
@@ -222,9 +230,14 @@ class FakeCloud:
         started = min(now, node.started_at + timedelta(seconds=late))
         return replace(node, started_at=min(started, node.ended_at or started))
 
+    def _is_forgotten(self, gang: FakeGang, now: datetime) -> bool:
+        ended_at = gang.ended_at
+        remembers = timedelta(seconds=self.script.records.remembers_s)
+        return ended_at is not None and now - ended_at >= remembers
+
     def _shown(self, gang: FakeGang, now: datetime) -> bool:
-        if gang.ended_at is not None:
-            return now - gang.ended_at < timedelta(seconds=self.script.records.remembers_s)
+        if not gang.alive:
+            return not self._is_forgotten(gang, now)
         return now >= gang.bought_at + timedelta(
             seconds=gang.fault_script.hidden_s
         ) and not self._in(self.script.blackouts)
@@ -290,11 +303,10 @@ class FakeCloud:
         gang.replaced += old
         gang.reason = ""
         fresh = {
-            each.rank: FakeMachine(
-                engine_id=self._engine_id(), rank=each.rank, started_at=now, round=spec.round
-            )
+            each.rank: self._make_machine(spec, each.rank, now, round_number=spec.round)
             for each in old
         }
+        self.in_use[spec.offer.key] += len(fresh)
         gang.machines = [fresh.get(each.rank, each) for each in gang.machines]
         self._changes.put_nowait(spec.name)
         for machine in fresh.values():
@@ -319,7 +331,8 @@ class FakeCloud:
             starts_at=starts_at,
         )
         self.gang_list.append(gang)
-        self._alive.append(gang)
+        self._listed.append(gang)
+        self.in_use[spec.offer.key] += spec.nodes
         self._by_name[spec.name].append(gang)
         self._spawn(self._run(gang))
 
@@ -331,14 +344,29 @@ class FakeCloud:
         now = self._now()
         gang.starts_at = now
         gang.machines = [
-            FakeMachine(engine_id=self._engine_id(), rank=rank, started_at=now)
-            for rank in range(gang.spec.nodes)
+            self._make_machine(gang.spec, rank, now) for rank in range(gang.spec.nodes)
         ]
         self._changes.put_nowait(gang.spec.name)
         for machine in gang.machines:
             self._begin(gang, machine, gang.fault_script)
         if gang.fault_script.preempted_after_s is not None:
             self._spawn(self._preempt(gang, gang.fault_script.preempted_after_s))
+
+    def _make_machine(
+        self, spec: GangSpec, rank: int, now: datetime, *, round_number: int = 1
+    ) -> FakeMachine:
+        """Return a new machine of a gang, which counts as in use until it ends."""
+
+        def free() -> None:
+            self.in_use[spec.offer.key] -= 1
+
+        return FakeMachine(
+            engine_id=self._engine_id(),
+            rank=rank,
+            started_at=now,
+            round=round_number,
+            on_end=free,
+        )
 
     def _begin(self, gang: FakeGang, machine: FakeMachine, fault_script: FaultScript) -> None:
         """Start the agents of a new machine, and the loss of the machine that the script states."""
@@ -383,8 +411,9 @@ class FakeCloud:
 
     def _end(self, gang: FakeGang) -> None:
         now = self._now()
-        if not gang.machines:
+        if not gang.machines and gang.cancelled_at is None:
             gang.cancelled_at = now
+            self.in_use[gang.spec.offer.key] -= gang.spec.nodes
         for machine in gang.machines:
             machine.end(now)
         self._changes.put_nowait(gang.spec.name)

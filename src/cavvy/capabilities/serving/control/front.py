@@ -98,6 +98,12 @@ class ServiceFront(Protocol):
         """
 
 
+class SuppliedFront(Struct, frozen=True, kw_only=True):
+    """What a simulation has in place of a gateway, among what the server has for capabilities."""
+
+    front: ServiceFront
+
+
 class ServingParts(Struct, frozen=True, kw_only=True):
     """The dependencies of the reconciler of services and of the handlers of users' requests. If
     `front` is None, the server runs no services. `pool` supplies the offers for replicas. `hint` is
