@@ -3,9 +3,11 @@ nodes are free and the change earns its restart, and which give nodes back, beca
 waits for them. No I/O. `scheduler.goodput` shares free nodes out; the keeper of the capability
 `elastic` and simulated clusters give it what they have measured.
 
-* Growth takes only nodes for which no job waits, and shrinks no other job: so a job beside an
-  elastic one starts when it would start beside a rigid one of the least size, but for the seconds
-  in which nodes are handed over.
+* Growth takes only nodes for which no job waits: so a job beside an elastic one starts when it
+  would start beside a rigid one of the least size, but for the seconds in which nodes are handed
+  over.
+* Elastic jobs share what they have above their least sizes: one that holds much gives some to one
+  that gains more by it, by proportional fairness with the weights of their projects.
 * What an elastic job has above its least is lent, except what is within its project's own quota.
   The first jobs of the queue get it back; their own order is that of fair shares.
 """
@@ -25,10 +27,15 @@ from cavvy.scheduler.goodput import GrowthRules, Room, choose_sizes
 SCALING = 0.3
 # Free nodes are expected to stay free for ten minutes at least: a change must earn its restart
 # within this time, or within five restarts, if these take longer.
-_PAID = GrowthRules(horizon_s=600.0)
-_FREE = GrowthRules(horizon_s=600.0, least_efficiency=0.0)
+_HORIZON_S = 600.0
+_PAID = GrowthRules(horizon_s=_HORIZON_S)
+_FREE = GrowthRules(horizon_s=_HORIZON_S, least_efficiency=0.0)
+_COMPARED = 8
 # A smaller size that was this much faster when it was measured is gone back to.
 _FASTER = 1.05
+# Nodes move from a running job to another one if the sum of the logarithms of the jobs' speedups,
+# by their weights, grows by this: as if one job were 5 % faster, and no other one slower.
+_BETTER = 0.05
 
 
 class ElasticRun(Struct, frozen=True, kw_only=True):
@@ -37,11 +44,12 @@ class ElasticRun(Struct, frozen=True, kw_only=True):
     that it could have now if no other job changes, and a node of it has `unit` accelerators.
 
     `rates` are what was measured by number of nodes, in any unit of work per second; `remaining`
-    and `done` are in the same unit, None and 0 if the program tells nothing. A change of size costs
-    `resize_s`, in which no work is done. `time_left_s` is the time until the job's deadline.
-    `lends` states whether what it has above its least may go to other projects, and `paid` whether
-    its nodes cost money. `rested` states whether it has run long enough since its last change to
-    grow.
+    and `done` are in the same unit, None and 0 if the program tells nothing. `scaling` is the power
+    of the nodes that its rate is expected to follow while it has measured one size only. A change
+    of size costs `resize_s`, in which no work is done. `time_left_s` is the time until the job's
+    deadline. `lends` states whether what it has above its least may go to other projects, and
+    `paid` whether its nodes cost money. `rested` states whether it has run long enough since its
+    last change to grow.
     """
 
     id: str
@@ -57,6 +65,7 @@ class ElasticRun(Struct, frozen=True, kw_only=True):
     resize_s: float = 0.0
     time_left_s: float | None = None
     weight: float = 1.0
+    scaling: float = SCALING
     lends: bool = True
     paid: bool = False
     rested: bool = True
@@ -80,7 +89,7 @@ class ElasticRun(Struct, frozen=True, kw_only=True):
     def guess_rate(self, nodes: int) -> float:
         """Return the work per second on so many nodes: as measured or, in proportion to a power of
         the nodes, between and beyond the sizes that were measured."""
-        return guess_rate(self.rates, nodes)
+        return guess_rate(self.rates, nodes, self.scaling)
 
 
 class SizeStep(Struct, frozen=True, kw_only=True):
@@ -93,13 +102,14 @@ class SizeStep(Struct, frozen=True, kw_only=True):
     speedup: float = 1.0
 
 
-def guess_rate(measured: Mapping[int, float], nodes: int) -> float:
+def guess_rate(measured: Mapping[int, float], nodes: int, scaling: float = SCALING) -> float:
     """Return the work per second on so many nodes; relative to that on one node if nothing was
-    measured. Between two measured sizes, and beyond them, the rate follows a power of the nodes:
+    measured. Of a job that has measured one size only, the rate follows the power `scaling` of the
+    nodes. Between two measured sizes, and beyond them, the rate follows a power of the nodes:
     beyond them at least 0 and at most 1, so that an outlier promises no more than the ideal."""
     known = sorted(each for each in measured if measured[each] > 0)
     if not known:
-        return float(nodes**SCALING)
+        return float(nodes**scaling)
     if nodes in known:
         return measured[nodes]
     below = [each for each in known if each < nodes]
@@ -108,8 +118,19 @@ def guess_rate(measured: Mapping[int, float], nodes: int) -> float:
         power = _find_power(measured, below[-1], above[0])
         return float(measured[below[-1]] * (nodes / below[-1]) ** power)
     near, *others = below[::-1] or above
-    power = min(max(_find_power(measured, near, others[0]), 0.0), 1.0) if others else SCALING
+    power = min(max(_find_power(measured, near, others[0]), 0.0), 1.0) if others else scaling
     return float(measured[near] * (nodes / near) ** power)
+
+
+def find_scaling(rates: Sequence[Mapping[int, float]]) -> float:
+    """Return the power of the nodes that the rates of jobs follow, the median of those jobs that
+    have measured several sizes; SCALING if there is none."""
+    powers = sorted(
+        _find_power(each, min(each), max(each))
+        for each in rates
+        if len(each) > 1 and min(each.values()) > 0
+    )
+    return min(max(powers[len(powers) // 2], 0.0), 1.0) if powers else SCALING
 
 
 def _find_power(measured: Mapping[int, float], one: int, other: int) -> float:
@@ -129,7 +150,7 @@ def choose_growth(runs: Sequence[ElasticRun]) -> Sequence[SizeStep]:
     for place, here in places.items():
         held = sum(run.nodes * run.unit for run in here)
         free = max((run.room - run.nodes) * run.unit for run in here)
-        jobs = [_describe(run) for run in here]
+        jobs = [_describe(run, run.nodes, run.room) for run in here]
         rules = _PAID if any(run.paid for run in here) else _FREE
         sizes = choose_sizes(jobs, Room(free={place: held + free}), rules)
         for run in here:
@@ -139,6 +160,50 @@ def choose_growth(runs: Sequence[ElasticRun]) -> Sequence[SizeStep]:
                 if step.speedup > 1 and (step.gain_s is None or step.gain_s > 0):
                     steps.append(step)
     return sorted(steps, key=lambda each: -(each.gain_s or 0.0))
+
+
+def choose_moves(runs: Sequence[ElasticRun]) -> Sequence[SizeStep]:
+    """Return which jobs keep fewer nodes, so that other running jobs in their place can grow: only
+    if this is better for all of them together, what they lose by restarts included. The nodes that
+    become free are those that `choose_growth` hands out next."""
+    places: defaultdict[str, list[ElasticRun]] = defaultdict(list)
+    for run in runs:
+        if run.rested:
+            places[run.place].append(run)
+    found = [_find_move(here) for here in places.values()]
+    return [_make_step(run, nodes) for run, nodes in found if run is not None]
+
+
+def _find_move(here: Sequence[ElasticRun]) -> tuple[ElasticRun | None, int]:
+    """Return the best gift of one job of a place to another one, and the nodes that the giver
+    keeps; of many jobs, only those are compared that have most and least above their least."""
+    free = max((run.room - run.nodes) * run.unit for run in here)
+    ranked = sorted(here, key=lambda run: -(run.nodes / run.least) / max(run.weight, 1e-9))
+    best: tuple[float, ElasticRun | None, int] = _BETTER, None, 0
+    for giver in ranked[:_COMPARED]:
+        for taker in ranked[::-1][:_COMPARED]:
+            lends = giver.lends or giver.project == taker.project
+            if taker is giver or not lends:
+                continue
+            for kept in giver.sizes:
+                if not giver.least <= kept < giver.nodes:
+                    continue
+                more = (free + (giver.nodes - kept) * giver.unit) // taker.unit
+                fits = [each for each in taker.sizes if each <= taker.nodes + more]
+                got = max(fits, key=taker.guess_rate, default=taker.nodes)
+                won = _find_welfare(giver, kept) + _find_welfare(taker, got)
+                if got > taker.nodes and won > best[0]:
+                    best = won, giver, kept
+    return best[1], best[2]
+
+
+def _find_welfare(run: ElasticRun, nodes: int) -> float:
+    """Return what a change to so many nodes is worth: the logarithm of how much faster the job is
+    over the time in which a change must earn its restart, by the job's weight. The sum over jobs is
+    largest at proportional fairness, where a node is worth less to a job that has many."""
+    speedup = run.guess_rate(nodes) / run.guess_rate(run.nodes)
+    kept = 1 - run.resize_s / max(_HORIZON_S, 5 * run.resize_s)
+    return run.weight * math.log(speedup * kept)
 
 
 def choose_returns(runs: Sequence[ElasticRun]) -> Sequence[SizeStep]:
@@ -156,8 +221,9 @@ def choose_returns(runs: Sequence[ElasticRun]) -> Sequence[SizeStep]:
     return steps
 
 
-def _describe(run: ElasticRun) -> ElasticJob:
-    """Return the job as the shared policy sees it, with its present size and larger ones."""
+def _describe(run: ElasticRun, least: int, most: int) -> ElasticJob:
+    """Return the job as the shared policy sees it, with its present size and those from `least` to
+    `most` nodes."""
     sizes = tuple(
         ElasticSize(
             nodes=each,
@@ -167,12 +233,12 @@ def _describe(run: ElasticRun) -> ElasticJob:
             measured=each in run.rates,
         )
         for each in sorted({*run.sizes, run.nodes})
-        if run.nodes <= each <= run.room
+        if each == run.nodes or least <= each <= most
     )
     return ElasticJob(
         id=run.id,
         sizes=sizes,
-        current=sizes[0],
+        current=next(each for each in sizes if each.nodes == run.nodes),
         resize_s=run.resize_s,
         remaining=run.remaining if run.rates else None,
         done=run.done,

@@ -96,6 +96,18 @@ def test_only_as_many_jobs_give_way_as_one_waiting_job_needs() -> None:
     assert len(gifts) == 1, "\n".join(map(tell, ending.traces))
 
 
+def test_two_elastic_jobs_share_what_one_of_them_held() -> None:
+    second = replace(ELASTIC, name="second")
+    ending = run(SimSubmission(task=ELASTIC), SimSubmission(task=second, at_s=300))
+    one, other = ending.traces
+    assert sizes(one)[:2] == [8, 6], "the second job gets its least"
+    assert sizes(other)[0] == 2
+    assert sizes(other)[1] in (3, 4, 5), tell(other)
+    moves = [each for each in texts(one, "resize") if "other jobs that run" in each]
+    assert len(moves) == 1, tell(one)
+    assert max(len(trace.attempts) for trace in ending.traces) <= 5, "they do not swing"
+
+
 def test_a_program_that_fails_on_its_new_size_goes_back() -> None:
     task = replace(ELASTIC, env={**ELASTIC.env, "FAKE_UNTAKEN": "8"})
     trace = run(SimSubmission(task=RIGID), SimSubmission(task=task, at_s=60)).traces[1]

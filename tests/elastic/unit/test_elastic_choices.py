@@ -12,7 +12,9 @@ from cavvy.scheduler.elastic_sizes import (
     ElasticRun,
     choose_donors,
     choose_growth,
+    choose_moves,
     choose_returns,
+    find_scaling,
     guess_rate,
 )
 
@@ -38,6 +40,13 @@ def test_between_measured_sizes_a_rate_follows_a_power_and_beyond_them_no_more_t
     assert guess_rate({2: 100.0, 4: 90.0}, 8) == pytest.approx(90.0), "at least as fast"
     assert guess_rate({2: 100.0}, 4) == pytest.approx(100.0 * 2**SCALING)
     assert guess_rate({}, 1) == 1.0
+
+
+def test_a_job_that_has_measured_one_size_is_expected_to_scale_as_others_have() -> None:
+    assert find_scaling([{2: 100.0}, {}]) == SCALING
+    assert find_scaling([{2: 100.0, 8: 400.0}, {2: 1.0}]) == pytest.approx(1.0)
+    assert find_scaling([{2: 100.0, 8: 50.0}]) == 0.0
+    assert replace(RUN, scaling=1.0).guess_rate(8) == pytest.approx(400.0)
 
 
 def test_a_job_grows_into_free_nodes_if_that_pays() -> None:
@@ -73,6 +82,20 @@ def test_a_job_goes_back_to_a_smaller_size_on_which_it_was_faster() -> None:
     assert step.nodes == 2
     assert choose_returns([replace(slower, rates={2: 100.0, 8: 99.0})]) == []
     assert choose_returns([replace(slower, remaining=800.0)]) == [], "it is nearly done"
+
+
+def test_a_job_that_has_all_gives_some_to_one_that_makes_more_of_it() -> None:
+    rates = {each: 100.0 * each**0.7 for each in (2, 4, 6, 8)}
+    sizes = (2, 4, 6, 8)
+    first = replace(RUN, sizes=sizes, nodes=8, room=8, rates=rates, remaining=1e6)
+    second = replace(first, id="b", nodes=2, room=2)
+    [step] = choose_moves([first, second])
+    assert (step.id, step.nodes) in (("a", 4), ("a", 6)), "of ten nodes, each gets about a half"
+    even = [replace(first, nodes=4, room=4), replace(second, nodes=4, room=4)]
+    assert choose_moves(even) == [], "each change must pay"
+    own = [replace(first, lends=False), replace(second, project="q")]
+    assert choose_moves(own) == [], "it is within its quota"
+    assert choose_moves([first, replace(second, rested=False)]) == []
 
 
 def take(free: int, needed: int, runs: Mapping[str, int]) -> bool:
@@ -138,6 +161,16 @@ def test_growth_stays_within_ranges_and_what_is_free(given_runs: list[ElasticRun
             assert run.rested
             assert steps[run.id].nodes in run.sizes
             assert run.nodes < steps[run.id].nodes <= run.room
+
+
+@given(st.lists(runs, max_size=5, unique_by=lambda run: run.id))
+def test_a_move_takes_only_what_is_lent_and_above_the_least(given_runs: list[ElasticRun]) -> None:
+    by_id = {run.id: run for run in given_runs}
+    for step in choose_moves(given_runs):
+        run = by_id[step.id]
+        assert run.rested
+        assert run.least <= step.nodes < run.nodes
+        assert step.nodes in run.sizes
 
 
 @given(st.lists(runs, max_size=5, unique_by=lambda run: run.id), st.integers(0, 100))

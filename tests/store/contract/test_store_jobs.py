@@ -22,6 +22,7 @@ from tests.contract.store_suite import (
     submit,
 )
 
+from cavvy.domain.elastic import NodeRange, SizeCause, SizeChange
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, NodePhase, Order, StopCause
 from cavvy.domain.shares import WITHOUT_GPU, HeldGang, HeldShare, ProjectUse, QueueRow, share_of
 from cavvy.domain.tasks import (
@@ -813,3 +814,16 @@ async def test_attempts_with_gpus_are_those_of_recent_jobs(store: Store) -> None
     assert await found() == ["a-now", "a-new"]
     assert await found("p", 1) == ["a-now"]
     assert await found("other") == []
+
+
+async def test_the_unfinished_jobs_with_a_range_of_nodes_are_found(store: Store) -> None:
+    elastic = TaskSpec(name="train", run="true", elastic=NodeRange(least=1, most=4))
+    await submit(store, "j1", name="fixed", task=TaskSpec(name="fixed", run='echo "elastic"'))
+    await submit(store, "j2", name="wide", task=elastic)
+    await submit(store, "j3", name="over", task=elastic)
+    over = replace(await store.job("j3"), phase=JobPhase.DONE, ended_at=after(9))
+    change = SizeChange(nodes=4, before=1, cause=SizeCause.GROW, at=after(1), attempt=1, rate=2.5)
+    wide = replace(await store.job("j2"), sizing=change, untaken=(3,))
+    await store.commit(AtomicWrite(jobs=[over, wide]))
+    [found] = await store.elastic_jobs()
+    assert (found.id, found.sizing, found.untaken) == ("j2", change, (3,))

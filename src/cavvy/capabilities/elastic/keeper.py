@@ -18,6 +18,7 @@ from cavvy.capabilities.elastic.measure import (
 from cavvy.capabilities.elastic.texts import (
     say_gift,
     say_growth,
+    say_move,
     say_outcome,
     say_return,
     say_untaken,
@@ -43,7 +44,9 @@ from cavvy.scheduler.elastic_sizes import (
     SizeStep,
     choose_donors,
     choose_growth,
+    choose_moves,
     choose_returns,
+    find_scaling,
 )
 from cavvy.scheduler.offer_lines import pool_of
 from cavvy.scheduler.queue import WaitingJob
@@ -127,6 +130,8 @@ class SizeKeeper:
             if await self._look_back(job, attempt, history, told, trial.now):
                 return True
             found.append(await self._observe(trial, job, attempt, history, told))
+        scaling = find_scaling([run.policy.rates for run in found])
+        found = [replace(run, policy=replace(run.policy, scaling=scaling)) for run in found]
         if await self._give_way(trial, found):
             return True
         return await self._grow(trial, found)
@@ -291,8 +296,8 @@ class SizeKeeper:
         return paid and bool(await self._budgets.find_block(job))
 
     async def _grow(self, trial: OpenTrial, runs: Sequence[_SizedRun]) -> bool:
-        """Let jobs grow where no job waits, one at a time in each area and project, and let those
-        go back that have grown in vain."""
+        """Where no job waits, let jobs grow, one at a time in each area and project. Let those go
+        back that have grown in vain, and those give nodes away of which others make more."""
         leaving = [each for each, _ in trial.running if each.drill_until is not None]
         taken = {_area_of(each.offer) for each in leaving}
         for job in trial.waiting:
@@ -304,7 +309,8 @@ class SizeKeeper:
             text = say_return(run.attempt.nodes, step)
             await self._change(run, step, SizeCause.ROLL_BACK, text, trial.now)
             changed = True
-        for step in () if changed else choose_growth(policies):
+        growth = () if changed else choose_growth(policies)
+        for step in growth:
             run = by_id[step.id]
             if not taken.isdisjoint((run.area, run.job.project)):
                 continue
@@ -315,6 +321,12 @@ class SizeKeeper:
             await self._change(run, step, SizeCause.GROW, text, trial.now)
             taken |= {run.area, run.job.project}
             changed = True
+        for step in () if changed or growth else choose_moves(policies):
+            run = by_id[step.id]
+            if run.area not in taken:
+                text = say_move(run.attempt.nodes, step)
+                await self._change(run, step, SizeCause.GIVE_WAY, text, trial.now)
+                changed = True
         return changed
 
     async def _change(

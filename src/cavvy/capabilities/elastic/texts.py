@@ -33,6 +33,16 @@ def say_gift(before: int, step: SizeStep, name: str, resize_s: float) -> str:
     return f"{text} others; this costs it about {price}"
 
 
+def say_move(before: int, step: SizeStep) -> str:
+    """Return why a job gives nodes to another one that runs."""
+    text = (
+        f"keeps {step.nodes} of {format_count(before, 'node')}, because other jobs that run make "
+    )
+    if step.gain_s is None or step.gain_s >= 0:
+        return f"{text}more of the others"
+    return f"{text}more of the others: it should end {_say(-step.gain_s)} later"
+
+
 def say_untaken(nodes: int, before: int, waited_s: float) -> str:
     """Return why a job goes back to its former size, on which it told its progress."""
     return (
