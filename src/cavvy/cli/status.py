@@ -320,17 +320,21 @@ def _attempts_out(job: "JobDetail") -> None:
 
 
 def _sizes_out(job: "JobDetail") -> None:
-    """Print on how many nodes a job has run for how long, and what each change has cost."""
+    """Print on how many nodes a job has run for how long and how fast, and what each change has
+    cost."""
+    spans = list_spans(job, datetime.now(UTC))
+    unknown = all(each.speed is None for each in spans)
     columns = [
         TableColumn("number", "TRY"),
         TableColumn("nodes"),
         TableColumn("began", "SINCE", formatting.show_clock, drop=1),
         TableColumn("ran", show=format_duration),
+        TableColumn("speed", "SAMPLES/S", lambda rate: f"{rate:.4g}", hidden=unknown),
         TableColumn("change", wrap=True),
         TableColumn("waited", "WAITED", format_duration),
         TableColumn("wait_micros", "COST OF START", formatting.show_money, drop=2),
     ]
-    if spans := list_spans(job, datetime.now(UTC)):
+    if spans:
         rows_out(columns, spans, title="\nsizes over time")
 
 

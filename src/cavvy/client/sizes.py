@@ -18,7 +18,8 @@ class SizeSpan:
     `waited` is the time from the end of the work before until the programs of this attempt were
     started or went on, without the steps that they repeat; None for the first attempt. `kept` nodes
     of the attempt before have waited meanwhile, and `wait_micros` is what all nodes of this attempt
-    cost until the work ran, in micro-dollars, at the attempt's price.
+    cost until the work ran, in micro-dollars, at the attempt's price. `speed` is what the program
+    has told last, in samples per second, None if it told no speed.
     """
 
     number: int
@@ -28,6 +29,7 @@ class SizeSpan:
     waited: timedelta | None
     kept: int
     wait_micros: int
+    speed: float | None = None
 
     @property
     def change(self) -> str:
@@ -73,7 +75,13 @@ def _make_span(attempt: "AttemptView", before: "AttemptView | None", now: dateti
         waited=waited,
         kept=kept,
         wait_micros=round(cost),
+        speed=_find_speed(attempt),
     )
+
+
+def _find_speed(attempt: "AttemptView") -> float | None:
+    told = [each.progress.get("samples_per_s") for each in attempt.nodes if each.rank == 0]
+    return next((float(each) for each in told if isinstance(each, int | float)), None)
 
 
 def _find_end(attempt: "AttemptView", now: datetime) -> datetime:

@@ -55,3 +55,12 @@ def test_a_job_of_one_node_or_attempt_has_no_sizes() -> None:
     one = [attempt(1, 1, 0, 1, 10), attempt(2, 1, 20, 21, 30)]
     assert not list_spans(make_job("j", "done", attempts=one), at(99))
     assert not list_spans(make_job("j", "done", attempts=[attempt(1, 4, 0, 1, 10)]), at(99))
+
+
+def test_a_size_shows_how_fast_the_program_was_if_it_told() -> None:
+    told = make_node(rank=0, progress={"samples_per_s": 40.0})
+    other = make_node(rank=1, progress={"samples_per_s": 1.0})
+    first = make_attempt(1, nodes=[other, told], running_at=at(1), finished_at=at(9))
+    second = make_attempt(2, nodes=[make_node(rank=0)], running_at=at(10), finished_at=at(20))
+    spans = list_spans(make_job("j", "done", attempts=[first, second]), at(99))
+    assert [each.speed for each in spans] == [40.0, None]
