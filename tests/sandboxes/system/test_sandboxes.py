@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +14,9 @@ import pytest
 from tests.sandboxes.direct_host import DirectHost, start_host
 from tests.waits import wait_until
 
+from cavvy.capabilities.functions.frames import CallFrames, pack
 from cavvy.capabilities.sandboxes.errors import SandboxEnded, SandboxFileError, SandboxNotFound
+from cavvy.capabilities.sandboxes.hosts import BRIDGE, ROOT
 from cavvy.capabilities.sandboxes.options import SandboxOptions
 from cavvy.capabilities.sandboxes.sandbox import Sandbox
 from cavvy.sdk.errors import CavvyError
@@ -54,6 +58,21 @@ def test_programs_have_input_outputs_and_an_end(sandbox: Sandbox) -> None:
     assert (late.wait(), late.why) == (-signal.SIGKILL, "timeout")
     with pytest.raises(BrokenPipeError):
         late.stdin.write("x")
+
+
+def test_callers_on_other_machines_reach_the_host(host: DirectHost, sandbox: Sandbox) -> None:
+    """Through a program that their tunnel starts in the folder of the job."""
+    asked = pack({"op": "terminate", "id": 1, "sandbox": sandbox.id.rpartition("-")[2]})
+    program = [sys.executable, host.folder / BRIDGE.removeprefix(f"{ROOT}/")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(program, cwd=host.folder, **pipes) as bridge:
+        assert bridge.stdin is not None
+        assert bridge.stdout is not None
+        bridge.stdin.write(asked)
+        bridge.stdin.flush()
+        ((answer, _),) = CallFrames().feed(os.read(bridge.stdout.fileno(), 1 << 16))
+        bridge.kill()
+    assert (answer["op"], answer["state"], answer["why"]) == ("reply", "ended", "terminated")
 
 
 def test_a_daemon_does_not_keep_the_outputs_open(sandbox: Sandbox) -> None:

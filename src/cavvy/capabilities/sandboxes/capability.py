@@ -1,8 +1,16 @@
 """What sandboxes contribute."""
 
-from cavvy.frame.capability import Capability, Command, Export
+from cavvy.frame.capability import (
+    Capability,
+    Command,
+    ConsoleAction,
+    ConsolePage,
+    Export,
+    OwnTables,
+)
 
-_SANDBOX = "cavvy.capabilities.sandboxes.sandbox"
+_HERE = "cavvy.capabilities.sandboxes"
+_SANDBOX = f"{_HERE}.sandbox"
 _TOOLS = "cavvy.capabilities.sandboxes.tools"
 _ERRORS = "cavvy.capabilities.sandboxes.errors"
 CAPABILITY = Capability(
@@ -16,6 +24,11 @@ CAPABILITY = Capability(
             section="Work on nodes",
         ),
     ),
+    routes=(f"{_HERE}.routes:router", f"{_HERE}.routes:agent_router"),
+    own_tokens=("/agent/v1/asks/sandboxes",),
+    tables=OwnTables(_HERE, of_projects=("sandboxes",)),
+    pages=(ConsolePage("/sandboxes", f"{_HERE}.pages:make", "Sandboxes", after="/jobs"),),
+    actions=(ConsoleAction("/sandboxes", f"{_HERE}.pages:act"),),
     docs=("concepts/sandboxes.md", "tutorials/sandboxes.md"),
     needs=("functions",),
     uses=("mcp",),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -37,8 +37,16 @@ from cavvy.sdk.task import Task
 TAG = "cavvy-sandboxes"
 ROOT = ".cavvy/sandboxes"  # where the files lie in the working folder
 _PROGRAMS = f"{ROOT}/cavvy/capabilities/sandboxes/on_node"
+BRIDGE = f"{_PROGRAMS}/bridge.py"  # carries the bytes of callers on other machines
 _SPEC = f"{ROOT}/host.json"
 _PACKAGE = Path(__file__).parents[2]  # of cavvy
+# what hosts need of others: how they speak with callers, and with the agent of their node
+_OTHER_FILES = (
+    "capabilities/functions/frames.py",
+    "capabilities/functions/on_node/reporter.py",
+    "capabilities/functions/state/asking.py",
+    "sdk/errors.py",
+)
 _IDLE_S = 60.0
 _LOOK_S = 0.25
 _DIAL_S = 0.004
@@ -242,7 +250,7 @@ class _HostTunnel:
             with self._connections.use() as client:
                 carrier = open_by_api(client, place.project, place.id, 0, "sandboxes")
                 async with NodeTunnel(carrier) as tunnel:
-                    channel = await tunnel.run(argv=["python3", f"{_PROGRAMS}/bridge.py"])
+                    channel = await tunnel.run(argv=["python3", BRIDGE])
                     ours, theirs = socket.socketpair()
                     reader, writer = await asyncio.open_connection(sock=theirs)
                     opened.set_result(ours)
@@ -271,10 +279,12 @@ def list_files() -> dict[str, Path]:
         f"{ROOT}/cavvy/capabilities/sandboxes/on_node/{each.name}": each
         for each in sorted(own.glob("*.py"))
     }
-    frames = _PACKAGE / "capabilities" / "functions" / "frames.py"
-    found[f"{ROOT}/cavvy/capabilities/functions/frames.py"] = frames
-    for folder in ("", "capabilities/", "capabilities/functions/", "capabilities/sandboxes/"):
-        found[f"{ROOT}/cavvy/{folder}__init__.py"] = empty
+    for path in _OTHER_FILES:
+        found[f"{ROOT}/cavvy/{path}"] = _PACKAGE / path
+        for above in [*PurePosixPath(path).parents]:
+            name = "" if above == PurePosixPath(".") else f"{above}/"
+            found[f"{ROOT}/cavvy/{name}__init__.py"] = empty
+    found[f"{ROOT}/cavvy/capabilities/sandboxes/__init__.py"] = empty
     return found
 
 

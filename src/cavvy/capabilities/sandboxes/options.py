@@ -10,6 +10,7 @@ from typing import Any
 
 from cavvy.capabilities.functions.image import FunctionImage
 from cavvy.capabilities.sandboxes.hosts import HostNeeds
+from cavvy.client.client import own_user_name
 from cavvy.domain.units import UnitError, parse_duration, parse_memory_mib
 from cavvy.sdk.errors import InvalidArgument
 
@@ -64,6 +65,7 @@ class SandboxOptions:
             "env": check_variables("env", self.env),
             "title": self.title,
             "tags": check_variables("tags", self.tags),
+            "user": own_user_name(),
         }
 
     def to_needs(self) -> HostNeeds:

@@ -26,7 +26,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from cavvy.capabilities.functions.frames import PIECE, CallFrames, Head, WrongFrame, pack, prove
-from cavvy.capabilities.functions.on_node.counts import CallCounts, find_reporter
+from cavvy.capabilities.functions.on_node.counts import CallCounts
+from cavvy.capabilities.functions.on_node.reporter import find_reporter
 from cavvy.capabilities.functions.on_node.start import (
     StartedProcess,
     find_address_file,
@@ -612,7 +613,7 @@ class Broker:
         self.callers: set[Caller] = set()
         self.keyed: dict[str, BrokerCall] = {}
         self.used_at = time.monotonic()
-        self.counts, self._reporter = CallCounts(), find_reporter()
+        self.counts, self._reporter = CallCounts(), find_reporter("apps")
         self.spool = os.path.join(os.getcwd(), ".cavvy", "spool")
         os.makedirs(self.spool, mode=0o700, exist_ok=True)
         self._files = self._number = 0

@@ -1,11 +1,6 @@
-"""Counts the calls of a broker, and tells the control plane through the agent of the node: the page
-of an app shows it. It imports only the standard library and files that do.
-"""
+"""Counts the calls of a broker for the page of its app. It imports only the standard library."""
 
 import math
-import os
-import queue
-import threading
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +10,6 @@ _MOST_BUCKET = 200  # about 4 years
 _RECENT = 10  # calls of a function and minute that are told one by one, ended well and badly
 _MOST_TEXT, _MOST_TRACE = 500, 4000  # letters
 _SAME_S = 60.0  # after which what has not changed is told again
-_LEAVE_S = 2.0
 
 
 def bucket_of(seconds: float) -> int:
@@ -125,41 +119,3 @@ class CallCounts:
         for key in [each for each in self._minutes if each[1] < now - 120]:
             del self._minutes[key]
         return {"workers": workers, "gauges": gauges, "minutes": minutes}
-
-
-class CountReporter:
-    """Sends reports, from a thread of its own, one after the other."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._reports: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._send, daemon=True, name="cavvy-counts")
-        self._thread.start()
-
-    def put(self, report: dict[str, Any]) -> None:
-        if self._reports.qsize() < 100:  # no server has answered for long
-            self._reports.put(report)
-
-    def close(self) -> None:
-        """Send what is left, if the server answers soon."""
-        self._reports.put(None)
-        self._thread.join(_LEAVE_S)
-
-    def _send(self) -> None:
-        asker = None
-        while (report := self._reports.get()) is not None:
-            from cavvy.capabilities.functions.state.asking import NodeAsker  # the first time
-            from cavvy.sdk.errors import CavvyError
-
-            asker = asker or NodeAsker(self._path, "apps")
-            try:
-                asker.ask("report", "", report)
-            except CavvyError as error:
-                if error.code in ("not-found", "wrong-method"):  # a server without the page
-                    return
-
-
-def find_reporter() -> CountReporter | None:
-    """Return what tells the control plane, or None outside of a job."""
-    path = os.environ.get("CAVVY_NOTICE")
-    return CountReporter(path) if path and "CAVVY_JOB" in os.environ else None

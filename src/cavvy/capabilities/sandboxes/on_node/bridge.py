@@ -11,7 +11,8 @@ import time
 
 _WAIT_S = 60.0
 _PIECE = 1 << 16
-_SOCKET = os.path.join(os.path.abspath(__file__ + "/../../../../../.."), "host.sock")
+# beside the files that were sent with the job
+_SOCKET = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5, "host.sock"))
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ if __name__ == "__main__":  # the root of the files that were sent with the work
     sys.path[0] = os.path.abspath(os.path.join(__file__, *[os.pardir] * 5))
 
 from cavvy.capabilities.functions.frames import CallFrames, WrongFrame, pack, prove
+from cavvy.capabilities.functions.on_node.reporter import find_reporter
 from cavvy.capabilities.sandboxes.on_node.inside import MOST_MESSAGE, receive
 from cavvy.capabilities.sandboxes.on_node.network import NetworkProxy, make_variables
 from cavvy.capabilities.sandboxes.on_node.walls import WORK
@@ -46,6 +47,8 @@ _READY_S = 30.0  # in which a sandbox must have closed itself in
 _GRACE_S = 0.25  # after a program's end, for what its children still print
 _MOST_SANDBOXES = 8192
 _MOST_STARTING = 32  # at the same time; further ones wait for their turn
+_REPORT_S = 1.0  # between two reports of sandboxes that were made or have ended
+_MOST_TOLD = 500  # sandboxes of a report
 _MOST_ENDED = 2000  # ended sandboxes that are remembered
 _MOST_WORDS = 96 << 10  # bytes of a program's arguments and variables
 _OPEN_FILES = 1 << 17
@@ -292,6 +295,7 @@ class HostedSandbox:
             )
             self.ready.exception()
         self.over.set_result(why)
+        self.host.note_change(self)
         say(f"sandbox {self.name} ended after {self.seconds:.1f} s ({why})")
 
     def describe(self) -> Head:
@@ -310,6 +314,25 @@ class HostedSandbox:
             "cpu": self.options["cpu"],
             "memory_mib": self.options["memory_mib"],
             "disk_mib": self.options["disk_mib"],
+            "network": self.options["network"],
+        }
+
+    def report(self) -> Head:
+        """Return what the page of sandboxes shows."""
+        now, clock = time.monotonic(), time.time()
+        over = self.over.done()
+        began_s = clock - (now - self.began)
+        return {
+            "name": self.name,
+            "title": str(self.options["title"])[:200],
+            "user": str(self.options.get("user", ""))[:200],
+            "state": "ended" if over else "running",
+            "why": self.over.result() if over else "",
+            "began_s": round(began_s, 3),
+            "until_s": round(clock + self.until - now, 3),
+            "ended_s": round(began_s + self.seconds, 3) if over else None,
+            "cpu": self.options["cpu"],
+            "memory_mib": self.options["memory_mib"],
             "network": self.options["network"],
         }
 
@@ -515,6 +538,8 @@ class SandboxHost:
         self._able: asyncio.Future[list[str]] = self.loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._used_at = time.monotonic()
+        self._reporter = find_reporter("sandboxes")
+        self._changed: dict[str, HostedSandbox] = {}  # those of which there is something to tell
         self._starting = asyncio.Semaphore(_MOST_STARTING)
         # what the zygote has not taken: a message, its files, and the sandbox that it makes
         self._untold: deque[tuple[bytes, list[int], HostedSandbox | None]] = deque()
@@ -532,6 +557,7 @@ class SandboxHost:
                 self._write_key()
                 await self._listen(self._meet, here=True)
         self.start_task(self._watch_idle())
+        self.start_task(self._report())
         try:
             await self._over.wait()
         finally:
@@ -540,6 +566,31 @@ class SandboxHost:
                     os.unlink(path)
             self._zygote.kill()
             self._zygote.wait()
+            await self._leave()
+
+    def note_change(self, sandbox: HostedSandbox) -> None:
+        """Tell the control plane of a sandbox that is there or has ended, soon."""
+        if self._reporter is not None:
+            self._changed[sandbox.name] = sandbox
+
+    async def _report(self) -> None:
+        while True:
+            await asyncio.sleep(_REPORT_S)
+            self._tell()
+
+    def _tell(self) -> None:
+        while self._changed and self._reporter is not None:
+            names = [*self._changed][:_MOST_TOLD]
+            told = [self._changed.pop(each).report() for each in names]
+            self._reporter.put({"sandboxes": told})
+
+    async def _leave(self) -> None:
+        """Tell that the sandboxes end with this host."""
+        for each in self._sandboxes.values():
+            each.note_end(late=False)
+        if self._reporter is not None:
+            self._tell()
+            await asyncio.to_thread(self._reporter.close)
 
     def start_task(self, coroutine: Any) -> None:
         task = self.loop.create_task(coroutine)
@@ -642,6 +693,7 @@ class SandboxHost:
         except TimeoutError:
             made.end("lost")
             raise HostRefusal("SandboxLost", f"no sandbox within {_READY_S:g} s") from None
+        self.note_change(made)
         return made.describe()
 
     def _count_ended(self) -> int:
