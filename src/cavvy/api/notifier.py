@@ -100,7 +100,7 @@ class ChangeListener:
             return False
         try:
             async with asyncio.timeout(seconds):
-                await self._future
+                await asyncio.shield(self._future)  # it stays for the next wait
         except TimeoutError:
             return False
         self._watch._drop(self._keys, self._future)
