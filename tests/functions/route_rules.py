@@ -25,5 +25,6 @@ READS = {
     "/v1/projects/{project}/apps/{name}/figures": ("path", "view"),
     "/v1/projects/{project}/apps/{name}": ("path", "view"),
     "/v1/projects/{project}/apps/{name}/calls": ("path", "view"),
+    "/v1/projects/{project}/apps/{name}/costs": ("path", "view"),
     "/v1/projects/{project}/apps/{name}/functions/{function}": ("path", "view"),
 }

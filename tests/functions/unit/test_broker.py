@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import cavvy
-from cavvy.capabilities.functions import meeting
+from cavvy.capabilities.functions import meeting, spawned
 from cavvy.capabilities.functions.app import App
 from cavvy.capabilities.functions.calls import AppRun, FunctionCall, dial_broker
 from cavvy.capabilities.functions.errors import CallCancelled, CallFailed, WorkerLost
@@ -208,6 +208,22 @@ def test_a_limit_holds_calls_of_one_key_back(served: Served, tmp_path: Path) -> 
     wait_until((tmp_path / "never.begun").exists)
     lost.cancel()  # its process is killed, and its place is free again
     assert served.spawn("hold", "a", str(paths[0])).get(timeout=60) == "a"
+
+
+def test_the_end_of_a_spawned_call_is_known(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[tuple[str, str]] = []
+    monkeypatch.setattr(spawned, "end", lambda name, kind, text: ended.append((name, kind)))
+    call = served.spawn("add", 1)
+    assert call.get(timeout=60) == 2
+    with pytest.raises(TypeError):
+        served.spawn("add", "x").get(timeout=60)
+    assert served.run.call(served.app.functions["add"], (2,), {}) == 3  # it is waited for
+    assert ended == [("add", ""), ("add", "error")]
+    head, _ = call._answer.result()
+    assert 0 < head["share_s"] <= head["ran_s"] + 1e-4
+    assert FunctionCall(call._link, call._request, call._answer, round).cost() == 0
 
 
 def test_a_worker_answers_calls_that_were_cancelled_before_they_began() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import cavvy
+from cavvy.capabilities.functions import spawned
 from cavvy.capabilities.functions.errors import CallFailed, NotSendable
 from cavvy.capabilities.functions.state import asking
 from cavvy.capabilities.functions.state.asking import find_asker
@@ -34,6 +35,13 @@ class Asker:
 
     def delete(self, kind: str, name: str) -> None:
         self.asked.append({"kind": kind, "name": name, "op": "delete"})
+
+
+@pytest.fixture(autouse=True)
+def started_no_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls that other tests have started have no result."""
+    monkeypatch.setattr(spawned, "is_watched", lambda: False)
+    monkeypatch.setattr(spawned, "_looks", [])
 
 
 def use(made: StateObject, *answers: dict[str, Any]) -> Asker:

@@ -114,6 +114,9 @@ def show_calls(app: str, project: str, output: str) -> None:
             "user": each.user,
             "created_at": each.created_at,
             "seconds": each.end.ran_s,
+            "cost_micros": each.cost_micros,
+            "job": each.job,
+            "why": each.why,
             "problem": f"{each.end.type or each.end.kind}: {each.end.text}"
             if each.end.kind
             else "",
@@ -126,10 +129,49 @@ def show_calls(app: str, project: str, output: str) -> None:
         TableColumn("state"),
         TableColumn("created_at", "CALLED", formatting.show_ago, drop=2),
         TableColumn("seconds", drop=3),
+        TableColumn("cost_micros", "COST", _show_cost, drop=5),
+        TableColumn("job", drop=6),
         TableColumn("user", drop=4),
-        TableColumn("problem", wrap=True, drop=1),
     ]
+    if any(each.why for each in found) or output == "json":
+        columns.append(TableColumn("why", "WAITS FOR", wrap=True))
+    columns.append(TableColumn("problem", wrap=True, drop=1))
     rows_out(columns, rows, output, empty=f"the server keeps no calls of {app}")
+
+
+def _show_cost(micros: int | None) -> str:
+    return "-" if micros is None else formatting.show_money(micros, 6)
+
+
+@command.command("costs")
+@click.argument("app")
+@project_option
+@output_option
+def show_costs(app: str, project: str, output: str) -> None:
+    """Show how the bills of an app's newest jobs are divided: among the calls that the server
+    keeps, other calls, and the time in which no call ran."""
+    from cavvy.capabilities.functions import wire
+
+    rows = [
+        {
+            "job": each.job,
+            "calls": each.calls,
+            "bill_micros": each.bill_micros,
+            "kept_micros": each.kept_micros,
+            "others_micros": each.others_micros,
+            "idle_micros": each.idle_micros,
+        }
+        for each in call_server(wire.list_costs, project, app)
+    ]
+    columns = [
+        TableColumn("job"),
+        TableColumn("calls"),
+        TableColumn("bill_micros", "BILL", _show_cost),
+        TableColumn("kept_micros", "KEPT CALLS", _show_cost),
+        TableColumn("others_micros", "OTHER CALLS", _show_cost),
+        TableColumn("idle_micros", "NO CALL", _show_cost),
+    ]
+    rows_out(columns, rows, output, empty=f"the server has kept no calls of {app} that ended")
 
 
 @command.command("cancel")

@@ -19,7 +19,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from cavvy.capabilities.functions import payload
+from cavvy.capabilities.functions import payload, spawned
 from cavvy.capabilities.functions.app import MAIN, App, BothWays, Function
 from cavvy.capabilities.functions.errors import CallTimeout, WorkerLost
 from cavvy.capabilities.functions.frames import ADDRESS_VARIABLE, Head, pack
@@ -49,8 +49,15 @@ class FunctionCall:
     found again by their `id`.
     """
 
-    def __init__(self, link: BrokerLink, request: Request, answer: "Future[_Answer]") -> None:
+    def __init__(
+        self,
+        link: BrokerLink,
+        request: Request,
+        answer: "Future[_Answer]",
+        find_cost: "Callable[[float], int | None] | None" = None,
+    ) -> None:
         self._link, self._request, self._answer = link, request, answer
+        self._find_cost = find_cost
         self._result: list[Any] = []
         self._lock = threading.Lock()
 
@@ -82,6 +89,18 @@ class FunctionCall:
             f"this call of {name} ends with this program, so it has no ID",
             "deploy the app and use `Function.lookup`: then the server keeps the calls of `spawn`",
         )
+
+    def cost(self) -> int | None:
+        """Wait for the result, and return what the call has cost, in micro-dollars: its share of
+        the job's price, which calls that run at the same time divide equally. None while the job
+        has no bill yet. Raises CavvyError."""
+        share_s = self._answer.result()[0].get("share_s")
+        if share_s is None or self._find_cost is None:
+            raise InvalidArgument(
+                "the cost of this call is not known here",
+                "ask in the program that made it; a function does not know that of its own calls",
+            )
+        return self._find_cost(float(share_s))
 
     def cancel(self) -> None:
         """Cancel the call; its process ends if the call is running."""
@@ -136,6 +155,7 @@ class AppRun:
         self._quiet = quiet
         self._links: dict[str, BrokerLink] = {}
         self._jobs: list[FunctionJob] = []
+        self._costs: dict[int, Callable[[float], int | None]] = {}  # by the link
         self._lock = threading.Lock()
         if app.place.module == "__main__":  # nodes load it under this name
             sys.modules.setdefault(MAIN, sys.modules["__main__"])
@@ -169,7 +189,8 @@ class AppRun:
         self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> FunctionCall:
         """Start a call."""
-        return FunctionCall(*self._start(function, args, kwargs, waits=False))
+        link, request, answer = self._start(function, args, kwargs, waits=False)
+        return FunctionCall(link, request, answer, self._costs.get(id(link)))
 
     def spawn_all(
         self,
@@ -285,9 +306,15 @@ class AppRun:
                 head = {"op": "failed", "id": head["id"], "kind": "CallFailed", "text": text}
                 data = b""
             if not answer.done():
+                if not waits:
+                    kind = str(head.get("kind")) if head["op"] == "failed" else ""
+                    spawned.end(function.name, kind, str(head.get("text", "")))
                 answer.set_result((head, data))
 
         more = function.make_head(args, kwargs)
+        if not waits:
+            more["cost"] = True
+            spawned.begin()
         request = link.make_request(function.name, body, deliver, waits=waits, more=more)
         link.send([request])
         return link, request, answer
@@ -322,7 +349,8 @@ class AppRun:
                 job = FunctionJob(source, quiet=self._quiet)
                 self._jobs.append(job)
                 tell = None if self._quiet or source.stays else print_line
-                self._links[key] = BrokerLink(job.dial, tell, self._codec)
+                link = self._links[key] = BrokerLink(job.dial, tell, self._codec)
+                self._costs[id(link)] = job.find_cost
             return self._links[key]
 
     def _find_own(self, function: Function) -> "tuple[str, JobSource]":

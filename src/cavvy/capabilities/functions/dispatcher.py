@@ -74,6 +74,7 @@ _dials = ThreadPoolExecutor(4, thread_name_prefix="dials")  # which take 2 s if 
 _MOST_JOBS = 3  # that end before they take calls
 _RECEIVE = 1 << 18
 _LONGEST_S = 1e9  # of a call
+_MOST_WHY = 300  # characters of what a call waits for
 _KEPT = timedelta(days=7)
 _log = logging.getLogger(__name__)
 
@@ -254,11 +255,11 @@ class AppCalls:
             if place is None:
                 await asyncio.sleep(_PAUSE_S)
                 return
-            reader, writer, others = place
+            reader, writer, others, job = place
             document = decode(part.document, type=wire.AppPartAsk)
             served = {each.name for each in document.functions}
             session = BrokerSession(
-                self._owner, self._state, self._key, served, self._sent, reader, writer
+                *(self._owner, self._state, self._key, served, self._sent, reader, writer, job)
             )
             try:
                 self._ended = 0
@@ -290,11 +291,9 @@ class AppCalls:
                 return
             await self._owner.store_ended(ended)
 
-    async def _connect(
-        self, part: StoredPart, names: set[str]
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, list["asyncio.Task[None]"]] | None:
-        """Return a connection to the broker, with what keeps it up; None if the job has ended or
-        the app was deployed again. Raises CannotRun.
+    async def _connect(self, part: StoredPart, names: set[str]) -> "BrokerPlace | None":
+        """Return a connection to the broker; None if the job has ended or the app was deployed
+        again. Raises CannotRun.
         """
         job = await self._find_job(part, names)
         meet = decode(part.document, type=wire.AppPartAsk).meet
@@ -304,7 +303,9 @@ class AppCalls:
                 try:
                     made = await loop.run_in_executor(_dials, dial_here, meet)
                     self._dial_pause_s = 0.0
-                    return (*await asyncio.open_unix_connection(sock=made), [])
+                    return BrokerPlace(
+                        *await asyncio.open_unix_connection(sock=made), others=[], job=job.id
+                    )
                 except TimeoutError:  # the job is the app's: it may keep threads from others
                     self._dial_pause_s = min(2 * self._dial_pause_s + _PAUSE_S, _DIAL_PAUSE_S)
                     self._dial_at = loop.time() + self._dial_pause_s
@@ -329,9 +330,7 @@ class AppCalls:
             await asyncio.sleep(_DIAL_S)
         return None
 
-    async def _connect_there(
-        self, job: JobRecord
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, list["asyncio.Task[None]"]] | None:
+    async def _connect_there(self, job: JobRecord) -> "BrokerPlace | None":
         for attempt in await self._state.store.attempts(job.id):
             if attempt.phase is AttemptPhase.RUNNING:
                 opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -341,7 +340,8 @@ class AppCalls:
                 if carry.done():
                     await carry
                     return None
-                return (*await asyncio.open_unix_connection(sock=opened.result()), [carry])
+                found = await asyncio.open_unix_connection(sock=opened.result())
+                return BrokerPlace(*found, others=[carry], job=job.id)
         await asyncio.sleep(_PAUSE_S)
         return None
 
@@ -434,6 +434,15 @@ class AppCalls:
         return [each for each in calls if each.account not in barred]
 
 
+class BrokerPlace(NamedTuple):
+    """A connection to the broker in a job, with what keeps it up."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    others: list["asyncio.Task[None]"]
+    job: str
+
+
 class LimitedKey(NamedTuple):
     """A function, and the keys of its limits for a call."""
 
@@ -446,6 +455,7 @@ class LongResult(NamedTuple):
 
     size: int
     ran_s: float | None
+    share_s: float | None
 
 
 class BrokerSession:
@@ -460,8 +470,9 @@ class BrokerSession:
         sent: set[str],
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
+        job: str = "",
     ) -> None:
-        self._owner, self._state, self._key = owner, state, key
+        self._owner, self._state, self._key, self._job = owner, state, key, job
         _, self._project, self._app = key.split("/")
         self._served, self._sent = served, sent
         self._reader, self._writer = reader, writer
@@ -481,6 +492,7 @@ class BrokerSession:
         self._held_back: set[int] = set()  # calls that wait for a limit in the broker
         self._held_keys: Counter[LimitedKey] = Counter()
         self._scan_at = self._cancel_at = 0.0  # no earlier than this
+        self._whys: dict[str, str] = {}  # what calls wait for, as far as it is not stored
 
     async def run(self) -> None:
         """Raises OSError, WrongFrame."""
@@ -505,6 +517,9 @@ class BrokerSession:
                 self._woken = await listener.wait() or self._woken
             self._more = True
             self._news.set()
+            if self._whys:
+                whys, self._whys = self._whys, {}
+                await self._owner.rows.tell(whys)
 
     async def _send(self) -> None:
         """Send calls as others end; return if none waits for long."""
@@ -621,21 +636,12 @@ class BrokerSession:
         if len(body) > MOST_BYTES:
             raise WrongFrame("a body is longer than a broker sends")
         if number not in self._open:
+            self._note_states(head)
             return
         if op == "piece":
             self._take_piece(number, body, more=bool(head["more"]))
         elif op == "done" and head.get("file"):
-            if number in self._long or number in self._waiting:
-                raise WrongFrame("a call has ended twice")
-            if (size := int(head["size"])) < 0:
-                raise WrongFrame(f"a result of {size} bytes")
-            if size > MOST_RESULT:
-                text = f"the result has {size:,} bytes, and at most {MOST_RESULT:,} "
-                text += "are kept: write it to a volume or a bucket, and return where"
-                self._end(number, {"op": "failed", "kind": "NotSendable", "text": text}, b"")
-                return
-            self._waiting[number] = LongResult(size, read_seconds(head))
-            self._fetch_more()
+            self._await_long(number, head)
         elif op in ("done", "failed"):
             self._end(number, head, body)
         elif op == "waits":
@@ -645,6 +651,28 @@ class BrokerSession:
             self._writer.write(pack({"op": "cancel", "id": number}))
             self._end(number, {"op": "failed", "kind": "CallFailed", "text": text}, b"")
 
+    def _await_long(self, number: int, head: Head) -> None:
+        """Take what the broker says of a result that lies in a file. Raises WrongFrame."""
+        if number in self._long or number in self._waiting:
+            raise WrongFrame("a call has ended twice")
+        if (size := int(head["size"])) < 0:
+            raise WrongFrame(f"a result of {size} bytes")
+        if size > MOST_RESULT:
+            text = f"the result has {size:,} bytes, and at most {MOST_RESULT:,} "
+            text += "are kept: write it to a volume or a bucket, and return where"
+            self._end(number, {"op": "failed", "kind": "NotSendable", "text": text}, b"")
+            return
+        share_s = read_seconds(head, "share_s")
+        self._waiting[number] = LongResult(size, read_seconds(head), share_s)
+        self._fetch_more()
+
+    def _note_states(self, head: Head) -> None:
+        """Take what the broker says of calls that have no result."""
+        if head["op"] == "states":
+            for number, why in head["of"]:
+                if number in self._open:
+                    self._whys[self._open[number]] = clean(why)[:_MOST_WHY]
+
     def _take_piece(self, number: int, piece: bytes, *, more: bool) -> None:
         """Take a part of a long result. Raises WrongFrame."""
         found = self._fetched[number]
@@ -652,7 +680,8 @@ class BrokerSession:
         if len(found) > self._long[number].size:
             raise WrongFrame("a result is longer than was said")
         if not more:
-            told = {"op": "done", "ran_s": self._long[number].ran_s}
+            long = self._long[number]
+            told = {"op": "done", "ran_s": long.ran_s, "share_s": long.share_s}
             self._end(number, told, bytes(found))
 
     def _hold(self, number: int) -> None:
@@ -706,7 +735,10 @@ class BrokerSession:
         self._long.pop(number, None)
         self._waiting.pop(number, None)
         call = self._open.pop(number)
-        self._ended.append((number, EndedCall(call, state, encode(end).decode(), body)))
+        self._whys.pop(call, None)
+        share_us = round((read_seconds(head, "share_s") or 0) * 1e6)
+        ended = EndedCall(call, state, encode(end).decode(), body, self._job, share_us)
+        self._ended.append((number, ended))
         self._results.set()
 
     async def _store(self) -> None:
@@ -748,7 +780,8 @@ class BrokerSession:
             if left < 0 and each.result:
                 left += len(each.result)
                 end = wire.CallEnd(kind="NotSendable", text=explain_full(self._project))
-                stored.append(EndedCall(each.id, FAILED, encode(end).decode()))
+                told = encode(end).decode()
+                stored.append(each._replace(state=FAILED, answer=told, result=b""))
             else:
                 stored.append(each)
         return stored
@@ -763,9 +796,9 @@ def explain_full(project: str) -> str:
     )
 
 
-def read_seconds(head: Head) -> float | None:
-    """Return how long a call ran, if the broker says it."""
-    found = head.get("ran_s")
+def read_seconds(head: Head, name: str = "ran_s") -> float | None:
+    """Return how long a call ran, or another time, if the broker says it."""
+    found = head.get(name)
     return found if isinstance(found, int | float) and 0 <= found < _LONGEST_S else None
 
 

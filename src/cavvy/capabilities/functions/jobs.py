@@ -34,7 +34,7 @@ SPEC, _CODE, _KEY = f"{ROOT}/app.json", f"{ROOT}/code.pkl", f"{ROOT}/key"
 PROGRAMS = f"{ROOT}/cavvy/capabilities/functions/on_node"
 _ON_NODES = (
     "__init__", "app", "calls", "capability", "errors", "frames", "image", "lengths", "limits",
-    "link", "options", "payload", "storage", "web",
+    "link", "options", "payload", "spawned", "storage", "web",
 )  # fmt: skip
 _STATE = ("__init__", "asking", "objects")
 _PACKAGE = Path(__file__).parents[2]  # of cavvy
@@ -165,6 +165,19 @@ class FunctionJob:
             if running_at and now - running_at > _HERE_S:
                 return self._dial_there(place)
             time.sleep(_DIAL_S)
+
+    def find_cost(self, share_s: float) -> int | None:
+        """Return what this share of the job's time costs in micro-dollars, at the mean price so
+        far; None while there is no bill. Raises CavvyError."""
+        place = self._place
+        if place is None:
+            return None
+        with self._connections.use() as connection:
+            charges = connection.cost(place.project, place.id).charges
+        node = [each for each in charges if each.kind == "node"]
+        seconds = sum((each.until - each.since).total_seconds() for each in node)
+        amount = sum(each.amount_micros for each in node)
+        return int(amount * min(share_s / seconds, 1.0)) if seconds > 0 else None
 
     def _dial_there(self, place: JobPlace) -> socket.socket:
         from cavvy.capabilities.functions.tunnel import Tunnel

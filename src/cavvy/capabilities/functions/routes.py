@@ -27,6 +27,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user, principal_of
 from cavvy.api.wire import MIB, read_bytes, reply
 from cavvy.capabilities.functions import wire
+from cavvy.capabilities.functions.call_costs import add_up, divide, price_calls
 from cavvy.capabilities.functions.dispatcher import explain_full, find_calls, name_call
 from cavvy.capabilities.functions.limits import MOST_LIMITS, find_key, name_windows
 from cavvy.capabilities.functions.options import MOST_PRIORITY
@@ -47,6 +48,7 @@ from cavvy.capabilities.functions.schema import (
     find_faults,
 )
 from cavvy.capabilities.functions.state.rows import StateRows
+from cavvy.capabilities.functions.waits import explain_waits
 from cavvy.client.paths import make_key, make_keys
 from cavvy.client.wire import SubmitRequest
 from cavvy.domain.accounts import Permission
@@ -73,6 +75,8 @@ _SHOWN = 200  # calls in a list
 _MOST_READ = 16 * MIB  # bytes of results in an answer
 _LOOK_S = 2.0  # between two looks at calls for which a request waits, if nothing tells of them
 _MOST_PARTS = 50
+_MOST_JOBS = 20  # whose bills are read for a list
+_FEW_WAITS = 3  # calls of a request that are told what they wait for
 _MOST_BRIEF = 500  # letters of an error in a list
 # keys of a task that no job of functions has; some need more rights than to run a job
 _REFUSED = (
@@ -198,6 +202,10 @@ async def list_calls(
     """List the newest calls of an app that the server keeps. Without `traces`, those that failed
     have no traceback."""
     await _find(app_state, project, name)
+    listed = await find_calls(app_state).rows.list_brief(project, name, limit)
+    waiting = [(each.id, each.function, each.why) for each in listed if each.state == WAITING]
+    whys = await explain_waits(app_state, project, name, waiting)
+    costs = await _price(app_state, [(each.id, each.job, each.share_us) for each in listed])
     return [
         wire.CallSummary(
             id=each.id,
@@ -207,9 +215,45 @@ async def list_calls(
             end=_read_end(each.answer) if traces else _leave_trace(each.answer),
             created_at=each.created_at,
             ended_at=each.ended_at,
+            why=whys.get(each.id, ""),
+            job=each.job,
+            cost_micros=costs.get(each.id),
         )
-        for each in await find_calls(app_state).rows.list_brief(project, name, limit)
+        for each in listed
     ]
+
+
+async def _price(app_state: AppState, calls: Sequence[tuple[str, str, int]]) -> dict[str, int]:
+    """Return the cost of calls in the newest jobs: see `price_calls`."""
+    jobs = sorted({job for _, job, _ in calls if job}, reverse=True)[:_MOST_JOBS]
+    bills = {each: add_up(await app_state.store.charges(each)) for each in jobs}
+    return price_calls(calls, bills)
+
+
+@router.get("/{name}/costs", rule=in_path(Permission.VIEW), errors=("app-not-found",))
+async def list_costs(
+    app_state: AppState, project: ProjectPath, name: NamePath
+) -> list[wire.JobCosts]:
+    """List how the bills of an app's newest jobs are divided among their calls."""
+    await _find(app_state, project, name)
+    shares = await find_calls(app_state).rows.sum_shares(project, name, _MOST_JOBS)
+    told = await find_calls(app_state).counts.find_shared([job for job, _, _ in shares])
+    found = []
+    for job, calls, share_us in shares:
+        bill = add_up(await app_state.store.charges(job))
+        shared_us = max(share_us, round(told.get(job, 0.0) * 1e6))
+        parts = divide(bill, share_us, shared_us)
+        found.append(
+            wire.JobCosts(
+                job=job,
+                calls=calls,
+                bill_micros=parts.bill,
+                kept_micros=parts.kept,
+                others_micros=parts.others,
+                idle_micros=parts.rest,
+            )
+        )
+    return found
 
 
 @router.post(
@@ -503,8 +547,13 @@ async def _wait_for(
             if over or missing or left_s <= 0 or app_state.watch.closed:
                 break
             await listener.wait(_LOOK_S)
+    wait = [each for each in ids if each in known and known[each][0] == WAITING][:_FEW_WAITS]
+    told = await calls.rows.list_whys(project, name, wait)
+    waiting = await explain_waits(app_state, project, name, told)
     sizes = accumulate(known[each][1] for each in over)
     sent = [each for each, size in zip(over, sizes, strict=True) if size <= _MOST_READ] or over[:1]
+    rows = await calls.rows.get(project, name, sent)
+    costs = await _price(app_state, [(each.id, each.job, each.share_us) for each in rows])
     ended = [
         wire.CallResult(
             id=each.id,
@@ -513,10 +562,11 @@ async def _wait_for(
             json="json" in each.head,
             end=_read_end(each.answer),
             result=each.result,
+            cost_micros=costs.get(each.id),
         )
-        for each in await calls.rows.get(project, name, sent)
+        for each in rows
     ]
-    return wire.CallsRead(ended=ended, missing=missing)
+    return wire.CallsRead(ended=ended, missing=missing, waiting=waiting)
 
 
 def _read_end(answer: str) -> wire.CallEnd:

@@ -1,6 +1,6 @@
 """The rows of deployed apps."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -126,6 +126,9 @@ class FunctionCallRow(Struct, frozen=True, kw_only=True):
     turn: int = 0
     caller: str = ""
     limit_keys: str = ""
+    why: str = ""
+    job: str = ""
+    share_us: int = 0
 
 
 WAITING, DONE, FAILED, CANCELLED = "waiting", "done", "failed", "cancelled"
@@ -136,10 +139,14 @@ _WAITING = f"FROM function_calls WHERE {_OF_APP} AND state = 'waiting'"
 _LEVEL = f"{_WAITING} AND function = ? AND precedence = ?"
 _NEXT = f"SELECT id, LENGTH(body), limit_keys, precedence, turn {_WAITING} AND function = ?"
 _END_CALL = (
-    "UPDATE function_calls SET state = ?, answer = ?, result = ?, body = ?, ended_at = ? "
-    "WHERE id = ? AND state = 'waiting'"
+    "UPDATE function_calls SET state = ?, answer = ?, result = ?, body = ?, ended_at = ?, job = ?, "
+    "share_us = ?, why = '' WHERE id = ? AND state = 'waiting'"
 )
-_BRIEF = "SELECT id, function, state, answer, user_name, created_at, ended_at FROM function_calls"
+_BRIEF = "SELECT id, function, state, answer, user_name, created_at, ended_at, why, job, share_us "
+_BRIEF += "FROM function_calls"
+_TELL = "UPDATE function_calls SET why = ? WHERE id = ? AND state = 'waiting'"
+_SHARES = f"SELECT job, COUNT(*), SUM(share_us) FROM function_calls WHERE {_OF_APP} AND job <> '' "
+_SHARES += "GROUP BY job ORDER BY job DESC LIMIT ?"
 _AT_ONCE = 500  # values of a statement
 _MOST_FUNCTIONS = 10_000  # that have calls which wait
 
@@ -154,6 +161,9 @@ class CallBrief(NamedTuple):
     user: str
     created_at: datetime
     ended_at: datetime | None
+    why: str
+    job: str
+    share_us: int
 
 
 class CallerOfCall(NamedTuple):
@@ -168,12 +178,15 @@ class CallerOfCall(NamedTuple):
 
 
 class EndedCall(NamedTuple):
-    """How a call has ended: its state, a `wire.CallEnd` as JSON, and the result."""
+    """How a call has ended: its state, a `wire.CallEnd` as JSON, the result, the job in which it
+    ran, and its share of the job's time in microseconds."""
 
     id: str
     state: str
     answer: str
     result: bytes = b""
+    job: str = ""
+    share_us: int = 0
 
 
 class CallPlace(NamedTuple):
@@ -338,9 +351,38 @@ class CallRows:
                 user=str(row[4]),
                 created_at=to_time(row[5]),
                 ended_at=None if row[6] is None else to_time(row[6]),
+                why=str(row[7]),
+                job=str(row[8]),
+                share_us=int(row[9]),
             )
             for row in rows
         ]
+
+    async def tell(self, whys: Mapping[str, str]) -> None:
+        """Store what calls wait for in their job."""
+
+        def tell(session: DatabaseSession) -> None:
+            for call, why in whys.items():
+                session.run(_TELL, (why, call))
+
+        await self._write(tell)
+
+    async def list_whys(
+        self, project: str, app: str, ids: Sequence[str]
+    ) -> Sequence[tuple[str, str, str]]:
+        """Return the ID and the function of a few calls, and what they wait for in their job."""
+        if not ids:
+            return []
+        sql = f"SELECT id, function, why FROM function_calls WHERE {_OF_APP} "
+        sql += f"AND id IN ({', '.join('?' * len(ids))}) ORDER BY id"
+        rows = await self._read(partial(_fetch, sql, (project, app, *ids)))
+        return [(str(row[0]), str(row[1]), str(row[2])) for row in rows]
+
+    async def sum_shares(self, project: str, app: str, most: int) -> Sequence[tuple[str, int, int]]:
+        """Return the newest jobs of an app's kept calls, each with how many these are and their
+        shares of its time in microseconds."""
+        rows = await self._read(partial(_fetch, _SHARES, (project, app, most)))
+        return [(str(row[0]), int(row[1]), int(row[2])) for row in rows]
 
     async def end(self, ended: Sequence[EndedCall], now: datetime) -> None:
         """Store how calls have ended. The first result of a call counts."""
@@ -348,8 +390,8 @@ class CallRows:
 
         def end(session: DatabaseSession) -> None:
             for each in ended:
-                values = (each.state, each.answer, each.result, b"", at, each.id)
-                session.run(_END_CALL, values)
+                told = (each.state, each.answer, each.result, b"", at)
+                session.run(_END_CALL, (*told, each.job, each.share_us, each.id))
 
         await self._write(end)
 

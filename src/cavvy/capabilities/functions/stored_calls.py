@@ -1,12 +1,13 @@
 """Calls of deployed apps that the control plane keeps: `spawn`, and calls with a key."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from secrets import token_hex
 from time import monotonic, sleep
 from typing import Any
 
-from cavvy.capabilities.functions import payload, wire
+from cavvy.capabilities.functions import payload, spawned, wire
 from cavvy.capabilities.functions.app import Function
 from cavvy.capabilities.functions.calls import FunctionCall
 from cavvy.capabilities.functions.errors import KINDS, CallFailed, CallTimeout
@@ -19,6 +20,8 @@ from cavvy.sdk.errors import InvalidArgument
 _TOGETHER, _BYTES = 500, 8 << 20  # calls and bytes of arguments of a request
 _FOREVER_S = 1e9
 _LONGEST_S = 0.3  # between two requests for results
+_TELL_S = 5.0  # after which a program is told what its calls wait for
+_MOST_WATCHED = 500  # calls that were started and not read
 
 
 class KeptCall(FunctionCall):
@@ -28,6 +31,7 @@ class KeptCall(FunctionCall):
         self._project, self._app, self._call, self._codec = project, app, call, codec
         self._found: wire.CallResult | None = None
         self._values: list[Any] = []
+        self._why = ""  # what it waits for, as the server has said last
 
     @property
     def id(self) -> str:
@@ -51,10 +55,19 @@ class KeptCall(FunctionCall):
         if self._found is None:
             fetch_results([self], _FOREVER_S if timeout is None else timeout)
         if self._found is None:
-            raise CallTimeout(f"the call {self.id} has no result after {timeout:g} s")
+            why = f": {self._why}" if self._why else ""
+            raise CallTimeout(f"the call {self.id} has no result after {timeout:g} s{why}")
         if not self._values:
             self._values.append(read_kept(self._found, self._codec))
         return self._values[0]
+
+    def cost(self) -> int | None:
+        if self._found is None:
+            fetch_results([self], _FOREVER_S)
+        if self._found is not None and self._found.cost_micros is None:
+            self._found = None  # the job may have a bill now
+            fetch_results([self], _FOREVER_S)
+        return None if self._found is None else self._found.cost_micros
 
     def __reduce__(self) -> tuple[Any, ...]:
         return find_call, (self.id, self._codec.loads_errors)
@@ -92,12 +105,13 @@ def fetch_results(calls: Sequence[KeptCall], wait_s: float) -> None:
 def _fetch(
     connections: Connections, project: str, app: str, waiting: dict[str, KeptCall], until: float
 ) -> None:
-    pause_s = 0.0
+    pause_s, told, tell_at = 0.0, "", monotonic() + _TELL_S
     while waiting:
         # the oldest, as they end about in their order
         ids = [*waiting][:_TOGETHER]
         left_s = max(until - monotonic(), 0.0)
-        ask = wire.CallsReadAsk(ids=ids, wait_s=min(left_s, wire.CALL_WAIT_S / 2))
+        most_s = wire.CALL_WAIT_S / 2 if told else _TELL_S
+        ask = wire.CallsReadAsk(ids=ids, wait_s=min(left_s, most_s))
         with connections.use() as client:
             found = wire.read_calls(client, project, app, ask)
         for each in found.ended:
@@ -107,6 +121,12 @@ def _fetch(
                 f"the app {app} of project {project} has no call {found.missing[0]}",
                 "calls are kept for seven days after their end, and not longer than their app",
             )
+        for call, why in found.waiting.items():
+            waiting[call]._why = why
+            if why != told and monotonic() >= tell_at:
+                told = why
+                sys.stderr.write(f"{app}: {why}\n")
+            break
         if not found.ended and left_s <= 0:
             return
         if len(found.ended) * 4 < len(ids):  # few of many: ask for more of them at a time
@@ -141,6 +161,26 @@ def read_kept(found: wire.CallResult, codec: payload.CallCodec) -> Any:
     if end.trace.strip():
         error.add_note(end.trace.strip())
     raise error
+
+
+_watched: dict[str, KeptCall] = {}  # the newest that this program has started
+
+
+def _watch(call: KeptCall) -> None:
+    _watched[call.id] = call
+    if len(_watched) > _MOST_WATCHED:
+        del _watched[next(iter(_watched))]
+    spawned.ask_with(_find_broken)
+
+
+def _find_broken() -> None:
+    """Note the calls that this program has started whose app cannot be loaded."""
+    fetch_results(list(_watched.values()), 0.0)
+    for name, call in list(_watched.items()):
+        if call._found is not None:
+            del _watched[name]
+            if call._found.end.kind == "AppBroken":
+                spawned.note(f"{call._found.function} cannot run: {call._found.end.text}")
 
 
 def bind_arguments(
@@ -252,4 +292,6 @@ class CallKeeper:
                 ) from error
             raise
         for each in taken:
-            yield KeptCall(self._project, self._app, each.id, self._codec)
+            made = KeptCall(self._project, self._app, each.id, self._codec)
+            _watch(made)
+            yield made

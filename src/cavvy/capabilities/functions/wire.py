@@ -4,7 +4,7 @@ routes.
 
 from datetime import datetime
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw, UnsetType, field
 from msgspec.json import encode
 
 from cavvy.client.answers import read_answer
@@ -144,7 +144,10 @@ class CallEnd(Answer, frozen=True, kw_only=True):
 
 
 class CallSummary(Answer, frozen=True, kw_only=True):
-    """A call: `state` is waiting, done, failed or cancelled."""
+    """A call: `state` is waiting, done, failed or cancelled. `why` says what a call waits for that
+    has no result. `job` is where it ran, and `cost_micros` its part of that job's bill so far: null
+    while there is none.
+    """
 
     id: str
     function: str
@@ -153,6 +156,9 @@ class CallSummary(Answer, frozen=True, kw_only=True):
     end: CallEnd
     created_at: datetime
     ended_at: datetime | None
+    why: str = ""
+    job: str = ""
+    cost_micros: int | None = None
 
 
 class CallResult(Answer, frozen=True, kw_only=True):
@@ -165,6 +171,7 @@ class CallResult(Answer, frozen=True, kw_only=True):
     json: bool
     end: CallEnd
     result: bytes
+    cost_micros: int | None = None
 
 
 class CallsReadAsk(Ask, frozen=True, kw_only=True):
@@ -182,6 +189,21 @@ class CallsRead(Answer, frozen=True, kw_only=True):
 
     ended: list[CallResult]
     missing: list[str]
+    # what some of the calls without a result wait for
+    waiting: dict[str, str] = field(default_factory=dict)
+
+
+class JobCosts(Answer, frozen=True, kw_only=True):
+    """How the bill of a job of an app is divided so far, in micro-dollars: among the calls that the
+    server keeps (`calls` of them), among others, and the time in which no call ran: the start, idle
+    time and the end."""
+
+    job: str
+    calls: int
+    bill_micros: int
+    kept_micros: int
+    others_micros: int
+    idle_micros: int
 
 
 class FunctionView(Answer, frozen=True, kw_only=True):
@@ -243,6 +265,11 @@ def list_calls(
 ) -> list[CallSummary]:
     asked = query(traces=None if traces else "false", limit=limit)
     return client.ask(f"{_path(project, app)}/calls{asked}", list[CallSummary])
+
+
+def list_costs(client: ApiClient, project: str, app: str) -> list[JobCosts]:
+    """Raises ApiError `app-not-found`."""
+    return client.ask(f"{_path(project, app)}/costs", list[JobCosts])
 
 
 def cancel_call(client: ApiClient, project: str, app: str, call: str) -> None:

@@ -137,6 +137,17 @@ class CountRows:
                 found[each.project, each.app].append((each.job, told))
         return found
 
+    async def find_shared(self, jobs: Sequence[str]) -> Mapping[str, float]:
+        """Return for how many seconds calls have run in these jobs, as far as they told it in the
+        last hour."""
+        found: dict[str, float] = {}
+        if jobs:
+            sql = f"{_GAUGES.select} WHERE job IN ({', '.join('?' * len(jobs))})"
+            rows = await self._read(lambda session: session.run(sql, tuple(jobs)).fetchall())
+            for each in map(_GAUGES.make, rows):
+                found[each.job] = decode(each.document, type=CountsAsk).shared_s
+        return found
+
     async def count(self, projects: ProjectFilter, since: datetime) -> Mapping[AppKey, AppCounts]:
         """Return the counts of each app: of the kept calls that wait, and of calls that have ended
         since a time, which may be some seconds old."""

@@ -61,6 +61,8 @@ class CountsAsk(Ask, frozen=True, kw_only=True):
     workers: _Count
     gauges: Annotated[dict[_Name, tuple[_Count, _Count, _Count]], Meta(max_length=1000)]
     minutes: Annotated[list[FunctionMinute], Meta(max_length=2000)]
+    # the time since the broker's begin in which calls ran
+    shared_s: _Time = 0.0
     # of what the job's agent sends for every question
     name: str = ""
 

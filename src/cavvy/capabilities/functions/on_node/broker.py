@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from cavvy.capabilities.functions.frames import PIECE, CallFrames, Head, WrongFrame, pack, prove
 from cavvy.capabilities.functions.on_node.counts import CallCounts
 from cavvy.capabilities.functions.on_node.reporter import find_reporter
+from cavvy.capabilities.functions.on_node.shares import SharedTime
 from cavvy.capabilities.functions.on_node.start import (
     StartedProcess,
     find_address_file,
@@ -49,6 +50,8 @@ _AHEAD_S = 0.02  # short calls of this length together are sent to a process bef
 _MOST_AHEAD = 32
 _MOST_RANK = 100  # of a priority
 _MOST_KEY = 256  # characters of a key of a limit
+_MOST_STATES = 500  # calls of a frame
+_LONG_S = 5.0  # after which a program is told what its calls wait for
 _IDLE_LOOK_S = 1.0
 _REPORT_S = 5.0  # between two reports of what runs and has ended
 _KILL_S = 5.0
@@ -75,6 +78,8 @@ class BrokerCall:
         "over",
         "parts",
         "rank",
+        "share_s",
+        "shared",
         "since",
         "slots",
         "timer",
@@ -82,6 +87,7 @@ class BrokerCall:
         "tries",
         "turn",
         "turns",
+        "why",
         "worker",
     )  # fmt: skip
 
@@ -106,6 +112,9 @@ class BrokerCall:
         self.turns: WaitingTurns | None = None
         self.slots: Sequence[LimitSlot] = ()
         self.told = False  # that a limit holds it back
+        self.why = ""  # what the control plane was told of it last
+        self.share_s = 0.0  # of the job's time
+        self.shared: float | None = None  # while it runs: see `SharedTime`
 
     @property
     def options(self) -> dict[str, Any]:
@@ -176,6 +185,7 @@ class Caller(Peer):
         self._files: dict[int, str] = {}  # arguments that arrive in pieces
         self._results: dict[int, str] = {}  # results that wait in files
         self._keyed: dict[int, BrokerCall] = {}  # calls with a key that are not confirmed
+        self._told = ""  # what its calls wait for
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -256,6 +266,16 @@ class Caller(Peer):
         told = {"op": "failed", "kind": "CallCancelled", "text": "the call was cancelled"}
         self.send({**told, "id": number})
 
+    def tell_wait(self, now: float) -> None:
+        """Tell a program what the first of its calls waits for, if it waits long."""
+        call = next(iter(self.calls.values()), None)
+        if call is None or call.key or "logs" not in call.head or now - call.since < _LONG_S:
+            return
+        why = call.function.explain(call)
+        if call.worker is None and why != self._told:
+            self._told = why
+            self.send({"op": "log", "id": call.caller_id, "text": f"(waits: {why})"})
+
     def answer(self, call: BrokerCall, head: Head, body: bytes) -> None:
         """Send the end of a call."""
         self.calls.pop(call.caller_id, None)
@@ -299,7 +319,7 @@ class Caller(Peer):
             return
         # the control plane has lost its connection, and sends the call again
         remove(head.get("file", ""))
-        twin.caller, twin.caller_id = self, number
+        twin.caller, twin.caller_id, twin.why = self, number, ""
         self.calls[number] = self._keyed[number] = twin
         if twin.answer is not None:
             self.answer(twin, *twin.answer)
@@ -472,14 +492,15 @@ class Served:
         assert worker is not None
         del worker.calls[call.number]
         call.worker = None
-        self.waiting.stop(call)
+        self._stop(call)
         if call.timer is not None:
             call.timer.cancel()
         if not call.over:
             ran_s = time.monotonic() - call.began
             self._mean_s += 0.1 * (ran_s - self._mean_s)
-            if call.key:
+            if call.key or "cost" in call.head:
                 head["ran_s"] = round(ran_s, 4)
+                head["share_s"] = round(call.share_s, 6)
         if call.over:  # its result is not needed: it was cancelled, or took too long
             remove(head.get("file", ""))
         elif self._tries_again(call, head):
@@ -514,8 +535,31 @@ class Served:
     def watch(self, call: BrokerCall) -> None:
         """Begin the time of a call whose process runs it now."""
         call.began = time.monotonic()
+        if call.shared is None:
+            call.shared = self.broker.shared.begin(call.began)
         if (limit_s := call.options["timeout_s"]) and call.timer is None:
             call.timer = self.broker.loop.call_later(limit_s, self._expire, call)
+
+    def _stop(self, call: BrokerCall) -> None:
+        """Count a call no more as one that runs."""
+        self.waiting.stop(call)
+        if call.shared is not None:
+            call.share_s += self.broker.shared.end(time.monotonic(), call.shared)
+            call.shared = None
+
+    def explain(self, call: BrokerCall) -> str:
+        """Return what a call without a result waits for."""
+        if call.worker is not None:
+            return "it runs" if call.shared is not None else "its process is about to run it"
+        for slot in call.slots:
+            if call.turns is slot.parked:
+                return f"it waits for {slot.limit.say(slot.key)}"
+        ready = sum(each.ready for each in self.workers)
+        if not ready:
+            return f"its process starts: it loads {self.broker.spec['app']}"
+        if ready < len(self.workers):
+            return f"{ready} processes are busy, and others start"
+        return f"all its {ready} processes are busy" if ready > 1 else "its process is busy"
 
     def lose(self, worker: Worker) -> None:
         """Start the calls of a process that has ended elsewhere."""
@@ -534,7 +578,7 @@ class Served:
             self.fail_all({"op": "failed", "kind": "WorkerLost", "text": text})
         for at, call in enumerate(worker.calls.values()):
             call.worker = None
-            self.waiting.stop(call)
+            self._stop(call)
             if call.timer is not None:
                 call.timer.cancel()
                 call.timer = None
@@ -597,6 +641,8 @@ class Served:
         if call.worker is None:
             self.waiting.leave(call)
         head = {"op": "failed", "id": 0, "kind": kind, "text": text}
+        if call.key:
+            head["share_s"] = round(call.share_s, 6)
         call.caller.answer(call, head, b"")  # type: ignore[attr-defined]  # it is a Caller
 
 
@@ -614,6 +660,7 @@ class Broker:
         self.keyed: dict[str, BrokerCall] = {}
         self.used_at = time.monotonic()
         self.counts, self._reporter = CallCounts(), find_reporter("apps")
+        self.shared = SharedTime(self.used_at)
         self.spool = os.path.join(os.getcwd(), ".cavvy", "spool")
         os.makedirs(self.spool, mode=0o700, exist_ok=True)
         self._files = self._number = 0
@@ -818,8 +865,29 @@ class Broker:
                 running[call.head["fn"]] += 1
                 kept[call.head["fn"]] += bool(call.key)
         report = self.counts.take(len(workers), running, kept, time.time())
+        if report is not None:
+            self.shared.go(time.monotonic())
+            report["shared_s"] = round(self.shared.shared_s, 3)
         if report is not None and self._reporter is not None:
             self._reporter.put(report)
+
+    def _tell_states(self, now: float) -> None:
+        """Tell the control plane what its calls wait for, if this has changed, and programs what
+        their functions wait for."""
+        changed: dict[Caller, list[tuple[int, str]]] = {}
+        for call in self.keyed.values():
+            if call.answer is None and now - call.since > _IDLE_LOOK_S:
+                why = call.function.explain(call)
+                if why != call.why:
+                    call.why = why
+                    assert isinstance(call.caller, Caller)
+                    changed.setdefault(call.caller, []).append((call.caller_id, why))
+        for caller, listed in changed.items():
+            for begin in range(0, len(listed), _MOST_STATES):
+                told = listed[begin : begin + _MOST_STATES]
+                caller.send({"op": "states", "id": 0, "of": told})
+        for caller in self.callers:
+            caller.tell_wait(now)
 
     async def _watch_idle(self) -> None:
         idle_s, alone_s = self.spec["idle_s"], self.spec["alone_s"]
@@ -827,6 +895,7 @@ class Broker:
         while not self._over.is_set():
             await asyncio.sleep(_IDLE_LOOK_S)
             now = time.monotonic()
+            self._tell_states(now)
             running = any(each.answer is None for each in self.keyed.values())
             if running or any(each.calls for each in self.callers):
                 self.used_at = now

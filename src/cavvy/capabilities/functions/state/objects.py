@@ -15,7 +15,7 @@ from secrets import token_hex
 from time import monotonic
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
-from cavvy.capabilities.functions import payload
+from cavvy.capabilities.functions import payload, spawned
 from cavvy.capabilities.functions.app import BothWays, iterate_async
 from cavvy.capabilities.functions.errors import CallFailed, NotSendable
 from cavvy.capabilities.functions.lengths import Length, read_length
@@ -28,6 +28,7 @@ _TOGETHER, _BYTES = 1000, 1 << 20  # entries and bytes of values of a request
 _NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9._-]{0,62}[a-zA-Z0-9])?")
 _PICKLE = b"\x80"  # with which pickles begin, and no JSON
 _DEEPEST = 20
+_WATCHED_S = 3.0  # between two looks at the calls that this program has started
 _NOTHING: Any = object()
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -412,10 +413,12 @@ class Queue(StateObject):
         until, part = _find_end(block, timeout), _name_part(partition)
         while True:
             left_s = max(until - monotonic(), 0.0)
-            asked = {"part": part, "most": min(most, _TOGETHER), "wait_s": min(left_s, WAIT_S)}
+            wait_s = min(left_s, _WATCHED_S if spawned.is_watched() else WAIT_S)
+            asked = {"part": part, "most": min(most, _TOGETHER), "wait_s": wait_s}
             found = self._ask("get", changes=True, **asked)["items"]
             if found or not block:
                 return [self._load(each["value"]) for each in found]
+            spawned.check()  # who would put an item may be unable to
             if monotonic() >= until:
                 raise queue.Empty
 
