@@ -54,6 +54,7 @@ def test_speeds_and_the_cost_of_a_change_come_from_the_run_itself() -> None:
     assert found.rates == {2: 10.0, 8: 30.0}
     assert found.remaining == 10_000 - 4300
     assert found.resize_s == pytest.approx(40 + (50 + 10) / 2)
+    assert found.starts == pytest.approx({1: 50.0, 2: 10.0})
 
 
 def test_a_program_that_tells_only_its_fraction_is_measured_by_its_mean() -> None:

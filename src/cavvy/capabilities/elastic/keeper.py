@@ -159,10 +159,11 @@ class SizeKeeper:
             return False
         mine, ran = told.get(attempt.number, {}), now - began
         if mine or attempt.checkpoint_at is not None:
-            rate = measure(history, told, now).rates.get(attempt.nodes)
+            found = measure(history, told, now)
+            rate, start_s = found.rates.get(attempt.nodes), found.starts.get(attempt.number, 0.0)
             if ran.total_seconds() < LEAST_RUN_S or (rate is None and ran < _TELL_AFTER):
                 return False
-            await self._tell(job, attempt, history, change, rate, now)
+            await self._tell(job, attempt, history, change, rate, now, start_s)
             return True
         worked = any(read_work(each) is not None for each in told.values())
         if not worked or attempt.nodes == change.before:
@@ -185,11 +186,12 @@ class SizeKeeper:
         change: SizeChange,
         rate: float | None,
         now: datetime,
+        start_s: float = 0.0,
     ) -> None:
         ended = next((each.finished_at for each in history if each.number == change.attempt), None)
         took = None
         if ended is not None and attempt.running_at is not None:
-            took = max((attempt.running_at - ended).total_seconds(), 0.0)
+            took = max((attempt.running_at - ended).total_seconds(), 0.0) + start_s
         text = say_outcome(change, attempt.nodes, took, rate)
         event = make_event(job, now, "resized", text, attempt.number)
         changed = replace(job, sizing=replace(change, told=True))

@@ -21,12 +21,14 @@ _HANDOVER_S = 5.0
 class SizeMeasures(Struct, frozen=True, kw_only=True):
     """What a job has measured: the work per second by number of nodes, the work that it has done
     and still has to do (None if it does not tell), and how many seconds a change of its size costs.
-    The unit of work is a sample, or the whole work if the program only tells its fraction."""
+    The unit of work is a sample, or the whole work if the program only tells its fraction. `starts`
+    are the seconds from the start of the program to its first work, by the attempt's number."""
 
     rates: Mapping[int, float]
     done: float = 0.0
     remaining: float | None = None
     resize_s: float = 0.0
+    starts: Mapping[int, float] = {}
 
 
 def read_work(progress: Progress) -> tuple[float, float] | None:
@@ -48,7 +50,8 @@ def measure(
     """Return what the attempts of a job, oldest first, have measured. `progress` is what the first
     rank of each attempt has told last, by the attempt's number."""
     rates: dict[int, float] = {}
-    before, starts, last = 0.0, [], None
+    starts: dict[int, float] = {}
+    before, last = 0.0, None
     for attempt in attempts:
         told = progress.get(attempt.number, {})
         work = read_work(told)
@@ -61,13 +64,14 @@ def measure(
             steady = float(rate) if _is_number(rate) and work[1] != 1.0 else 0.0
             mean = (work[0] - before) / ran
             rates[attempt.nodes] = steady or mean
-            starts.append(max(ran - (work[0] - before) / rates[attempt.nodes], 0.0))
+            starts[attempt.number] = max(ran - (work[0] - before) / rates[attempt.nodes], 0.0)
         before = max(before, work[0])
     return SizeMeasures(
         rates=rates,
         done=before,
         remaining=None if last is None else max(last[1] - before, 0.0),
-        resize_s=_find_gap(attempts) + (median(starts) if starts else 0.0),
+        resize_s=_find_gap(attempts) + (median(starts.values()) if starts else 0.0),
+        starts=starts,
     )
 
 
