@@ -148,7 +148,7 @@ class ControlPlane:
         self._deferred = self._make_deferred(store)
         self.store = store = self._store = self._deferred.as_store()
         self._providers = providers
-        self._driver = SeparateDrivers(self, clock, self._is_slow)
+        self._driver = SeparateDrivers(self, clock, self._is_slow, self._wake)
         self.pool = ProviderPool(providers, clock, store)
         self.checkpoints = self._make_checkpoints()
         self.data, self.uploads = self._make_transfers()
@@ -244,9 +244,17 @@ class ControlPlane:
         self.attempt_counts = AttemptCounts(self._clock.now())
         return Deferred(store, self._outside.notes, self.hint, self._note_written)
 
+    def _wake(self, key: str) -> None:
+        self._jobs.wake(key)
+
     def _note_written(self, changes: AtomicWrite) -> None:
         self.attempt_counts.note(changes)
         self.agents.gathered.note(changes)
+        for job_id in {
+            *(each.id for each in changes.jobs),
+            *(each.job_id for each in changes.attempts),
+        }:
+            self._wake(job_id)
 
     def _make_advisor(self) -> DeadlineAdvisor:
         outside = self._outside
@@ -515,6 +523,7 @@ class ControlPlane:
         may be out of date."""
         if turn.lost or turn.gained:
             self._operator.start_over()
+            self._jobs.start_over()
         if turn.gained:
             await self._resume()
         if RELAY_LEASE in (*turn.gained, *turn.lost):

@@ -25,6 +25,7 @@ from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.control.decide.transitions import advance_attempt
 from cavvy.control.provider_pool import ProviderPool
 from cavvy.domain.events import Charge
+from cavvy.domain.gangs import GangSeen
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, FailureKind, Node
 from cavvy.domain.tasks import VolumeKind
 from cavvy.domain.values import Struct, replace
@@ -103,6 +104,15 @@ class GangOperator:
     def is_look_due(self, attempt: Attempt) -> bool:
         delay = self._visibility_delay(attempt)
         return is_look_due(attempt, self._look(attempt), delay, self._clock.now())
+
+    def find_seen(self, attempt: Attempt, *, divided: bool) -> GangSeen | None:
+        """Return how the last poll found the gang, or None if it did not, or if something follows
+        from the poll: charges that are due, or an end of the budget.
+        """
+        look = self._look(attempt)
+        seen = look.seen if isinstance(look.seen, GangSeen) else None
+        due = look.trouble or look.pays is not None or not look.fresh
+        return None if due or is_accrual_due(attempt, look, divided=divided) else seen
 
     async def observe(self, attempt: Attempt) -> bool:
         """Poll the gang if a poll is due. Return whether it was polled."""

@@ -17,7 +17,13 @@ from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide import attempt as gangs
 from cavvy.control.decide import job as jobs
-from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, is_gone, list_unreported
+from cavvy.control.decide.attempt import STEADY_POLL
+from cavvy.control.decide.attempt_snapshot import (
+    HEARD_LATELY,
+    AttemptSnapshot,
+    is_gone,
+    list_unreported,
+)
 from cavvy.control.decide.bills import budget_left, paid_time, spending
 from cavvy.control.decide.budgets import BudgetAllowance
 from cavvy.control.decide.groups import AT_WORK, decide_dependent, decide_end, decide_return
@@ -43,6 +49,7 @@ from cavvy.control.schedules import ScheduleReconciler
 from cavvy.control.unit_of_work import UnitOfWork, make_write
 from cavvy.control.warm_pool import WarmPool
 from cavvy.control.worklist import QUEUE
+from cavvy.domain.gangs import GangSeen
 from cavvy.domain.jobs import (
     JOB_ENDS,
     Attempt,
@@ -55,7 +62,7 @@ from cavvy.domain.services import SERVICE_TAG
 from cavvy.domain.tasks import Delivery
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import Struct, replace
-from cavvy.store.base import RowNotFound, StaleVersion
+from cavvy.store.base import JobReading, RowNotFound, StaleVersion
 
 UPLOADS = "uploads"  # the worklist's key for aborting the uploads of ended attempts
 HOSTS = "hosts"  # the worklist's key for publishing shared hosts
@@ -63,6 +70,7 @@ _LONGEST = timedelta(days=1)  # maximum time between two passes of a job
 _READS = timedelta(minutes=2)  # maximum time in which work reads its checkpoint
 _STEPS = 50  # maximum steps of one pass; the next pass takes further steps
 _AT_ONCE = timedelta(0)
+_STEADY = 4 * STEADY_POLL  # longest time between two whole passes of work that goes on
 _REMEMBERED = 4096  # ends of jobs after which other jobs need no second check
 
 Notify = Callable[[str, Delivery], None]  # job ID, event
@@ -85,6 +93,16 @@ class JobReconcilerDependencies(Struct, frozen=True, kw_only=True):
     pools: PoolNodes
 
 
+class SteadyWork(Struct, frozen=True):
+    """Work that runs on one node, and about which nothing is to be decided until `until` as long as
+    polls find it like `seen`, its agent reports, and nobody hints at the job."""
+
+    attempt: Attempt
+    divided: bool
+    seen: GangSeen | None
+    until: datetime
+
+
 class JobReconciler:
     """Reconciles jobs; a key is the ID of a job."""
 
@@ -96,16 +114,61 @@ class JobReconciler:
         self._clock = clock
         self._out = dependencies
         self._operator = dependencies.operator
+        self._steady: dict[str, SteadyWork] = {}  # by job
         # when jobs ended, of those that ended last, after which the jobs behind them were checked
         self._hinted: dict[str, datetime] = {}
 
+    def wake(self, key: str) -> None:
+        """Let the next pass of this job read and decide all, because something has changed."""
+        self._steady.pop(key, None)
+
+    def start_over(self) -> None:
+        """Read and decide all jobs in their next pass, because this server has other ones now."""
+        self._steady.clear()
+
     async def reconcile(self, key: str) -> timedelta | None:
         try:
+            if (after := await self._look_on(key)) is not None:
+                return after
             return await self._pass(key)
         except StaleVersion:
             return _AT_ONCE
         except RowNotFound:
             return None
+
+    async def _look_on(self, job_id: str) -> timedelta | None:
+        """Poll the gang of work that goes on. Return when to poll it again, or None if the job must
+        be decided, for which its rows are read after the poll.
+        """
+        steady = self._steady.get(job_id)
+        if steady is None:
+            return None
+        attempt = steady.attempt
+        await self._operator.observe(attempt)
+        now, heard_at = self._clock.now(), self._out.agents.heard(attempt.id, 0)
+        if (
+            self._steady.get(job_id) is steady
+            and now < steady.until
+            and steady.seen is not None
+            and self._operator.find_seen(attempt, divided=steady.divided) == steady.seen
+            and heard_at is not None
+            and now - heard_at < HEARD_LATELY
+        ):
+            return min(STEADY_POLL, steady.until - now)
+        self._steady.pop(job_id, None)
+        return None
+
+    def _note_steady(self, uow: UnitOfWork, found: JobReading) -> None:
+        """Remember that the work goes on, if a pass has changed nothing."""
+        job, own = uow.job, uow.rows.own
+        if own is None or own.phase is not AttemptPhase.RUNNING or own.nodes != 1:
+            return
+        if [*uow.rows.open] != [own] or job.version != found.job.version:
+            return
+        divided = SERVICE_TAG in job.task.tags
+        seen = self._operator.find_seen(own, divided=divided)
+        until = self._clock.now() + min(uow.holds, _STEADY)
+        self._steady[job.id] = SteadyWork(own, divided, seen, until)
 
     async def _pass(self, job_id: str) -> timedelta | None:
         found = await self._store.read_job(job_id)
@@ -133,9 +196,12 @@ class JobReconciler:
             if after is not None:
                 after = min(after, soonest)
                 break
+        uow.holds = min(uow.holds, soonest)
         await self._flush(uow)
         await self._hint_dependents(uow.job)
         await self._hint_group(uow.job)
+        if after is not None and not self._unwritten.is_set():
+            self._note_steady(uow, found)
         return None if after == NEVER else min(after or _AT_ONCE, _LONGEST)
 
     async def _step_dependent(self, job: JobRecord) -> bool:
@@ -224,7 +290,10 @@ class JobReconciler:
                 beside = await self._out.standbys.step(
                     uow, awaits_end=view.awaits_end, replaces=bool(replaces)
                 )
-                return None if beside is None else min(action.after, beside)
+                if beside is None:
+                    return None
+                uow.holds = min(action.after, beside)
+                return min(action.after, beside)
             case jobs.TakeOver():
                 step = take_over(rows, action, now)
                 if step.changes is not None:
@@ -327,6 +396,7 @@ class JobReconciler:
                 if action.looks:
                     self._operator.look_now(attempt.gang)
                 uow.apply(self._operator.note_wait(uow.rows, attempt))
+                uow.holds = min(uow.holds, action.holds)
                 return action.after
             case gangs.LaunchGang():
                 await self._flush(uow)

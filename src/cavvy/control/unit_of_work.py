@@ -8,6 +8,7 @@ gather, and are then written together.
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from datetime import timedelta
 from functools import partial
 
 from cavvy.control.decide.rows import JobRows, RowChanges
@@ -37,6 +38,8 @@ class UnitOfWork:
             nodes={group[0].attempt_id: group for group in nodes if group},
         )
         self._changes = _NOTHING
+        # for how long nothing is to be decided while reports and polls say the same
+        self.holds = timedelta.max
 
     @property
     def job(self) -> JobRecord:

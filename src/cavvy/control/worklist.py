@@ -178,15 +178,20 @@ class ReconcilerDriver:
 
 class SeparateDrivers:
     """Drives two worklists: one for the keys for which `is_slow` returns true, and one for all
-    other keys. The work for a slow key sends a request to a server that a user chose, such as the
+    other keys. `hinted` is called with each key of which someone says that it must be reconciled.
+    The work for a slow key sends a request to a server that a user chose, such as the
     receiver of a webhook, and waits for the answer. The work for other keys, such as jobs and
     budgets, never waits for the work of a slow key.
     """
 
     def __init__(
-        self, reconciler: Reconciler, clock: ControlClock, is_slow: Callable[[str], bool]
+        self,
+        reconciler: Reconciler,
+        clock: ControlClock,
+        is_slow: Callable[[str], bool],
+        hinted: Callable[[str], None],
     ) -> None:
-        self._is_slow = is_slow
+        self._is_slow, self._hinted = is_slow, hinted
         self._usual, self._slow = Worklist(clock.now), Worklist(clock.now)
         self._drivers = [
             ReconcilerDriver(reconciler, each, clock) for each in (self._usual, self._slow)
@@ -194,6 +199,7 @@ class SeparateDrivers:
 
     def hint(self, key: str, after: timedelta = timedelta(0)) -> None:
         """Make `key` due after the time `after`, unless the key is already due earlier."""
+        self._hinted(key)
         (self._slow if self._is_slow(key) else self._usual).hint(key, after)
 
     async def run(self) -> None:

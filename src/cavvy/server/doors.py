@@ -24,6 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from cavvy.api.auth import is_open
+from cavvy.api.wire import ARRIVED
 from cavvy.server.state_dir import peer_is_us
 from cavvy.server.turns import Handshakes, Turns, Waiting, find_origin
 
@@ -204,6 +205,9 @@ class BoundedHttp(HttpToolsProtocol):
 
     async def _serve(self, scope: Any, receive: Any, send: Any) -> None:
         started = False
+        cycle = receive.__self__
+        if not cycle.more_body and 0 < len(cycle.body) <= PIECE:
+            scope[ARRIVED] = bytes(cycle.body)
 
         async def watch(message: Any) -> None:
             nonlocal started

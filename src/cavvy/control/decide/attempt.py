@@ -131,6 +131,9 @@ class RecheckAttempt(Struct, frozen=True, kw_only=True):
 
     after: timedelta
     looks: bool = False  # whether to poll the gang then, because it may have lost a node
+    # for how long this stays the decision while each poll finds the gang as it was found now, and
+    # agents report nothing but figures
+    holds: timedelta = timedelta(0)
 
 
 Action = (
@@ -243,8 +246,15 @@ def _running(view: AttemptSnapshot, now: datetime) -> Action:
         or _gone(view, now)
         or _stuck(view, now)
         or _slow(view, now)
-        or RecheckAttempt(after=min(_next_look(view, now), next_silence(view, now)))
+        or _wait_on(view, now)
     )
+
+
+def _wait_on(view: AttemptSnapshot, now: datetime) -> RecheckAttempt:
+    """Let the work go on. Ranks of several nodes are compared by their figures at each poll."""
+    silence = next_silence(view, now)
+    holds = min(silence, *_list_events(view, now)) if len(view.nodes) == 1 else _NONE
+    return RecheckAttempt(after=min(_next_look(view, now), silence), holds=holds)
 
 
 def _slow(view: AttemptSnapshot, now: datetime) -> Action | None:
@@ -772,7 +782,13 @@ def _boot_began(view: AttemptSnapshot, now: datetime) -> datetime:
 def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
     """Return the time until the next poll, or until the next known event if that event is
     earlier."""
-    times = [STEADY_POLL if view.attempt.phase is jobs.AttemptPhase.RUNNING else POLL]
+    poll = STEADY_POLL if view.attempt.phase is jobs.AttemptPhase.RUNNING else POLL
+    return min(poll, *_list_events(view, now))
+
+
+def _list_events(view: AttemptSnapshot, now: datetime) -> list[timedelta]:
+    """Return the times until something is expected that no poll and no report tells."""
+    times = [timedelta.max]
     deadline = taken_at(view.attempt, view.nodes)
     if deadline is not None and deadline > now:
         times.append(deadline - now)
@@ -780,7 +796,7 @@ def _next_look(view: AttemptSnapshot, now: datetime) -> timedelta:
         times.append(max(view.visibility_delay / 8, timedelta(milliseconds=100)))
     if view.pays is not None:
         times.append(watch_price(view.pays))
-    return min(times)
+    return times
 
 
 def watch_price(pays: timedelta) -> timedelta:
