@@ -6,7 +6,7 @@ One that does not answer is given up after a time, since the core waits for it.
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from cavvy.control.clock import ControlClock
 from cavvy.control.parts import OwnReconciler, StandingReconciler
@@ -33,12 +33,15 @@ class OwnReconcilers:
         self._clock = clock
         found = list(made)
         self.all = [each for _, each in found]
+        self._found: dict[type, object | None] = {}
         self._standing = [each for each in self.all if isinstance(each, StandingReconciler)]
         self._names = {id(each): name for name, each in found}
 
     def find(self, kind: type[_T]) -> _T | None:
         """Return the first reconciler of this type, or None."""
-        return next((each for each in self.all if isinstance(each, kind)), None)
+        if kind not in self._found:  # it takes long to compare with a protocol
+            self._found[kind] = next((each for each in self.all if isinstance(each, kind)), None)
+        return cast(_T | None, self._found[kind])
 
     def find_owner(self, key: str) -> OwnReconciler | None:
         """Return the reconciler whose key this is, or None."""

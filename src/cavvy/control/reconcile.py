@@ -95,7 +95,7 @@ class JobReconcilerDependencies(Struct, frozen=True, kw_only=True):
 
 class SteadyWork(Struct, frozen=True):
     """Work that runs on one node, and about which nothing is to be decided until `until` as long as
-    polls find it like `seen`, its agent reports, and nobody hints at the job."""
+    polls find it like `seen`, its agent reports, and no hint about the job arrives."""
 
     attempt: Attempt
     divided: bool
