@@ -66,7 +66,7 @@ class ElasticRun(Struct, frozen=True, kw_only=True):
     time_left_s: float | None = None
     weight: float = 1.0
     scaling: float = SCALING
-    lends: bool = True
+    lends: int | None = None
     paid: bool = False
     rested: bool = True
 
@@ -85,6 +85,12 @@ class ElasticRun(Struct, frozen=True, kw_only=True):
             if each <= self.nodes and left / self.guess_rate(each) + self.resize_s <= most
         )
         return min(in_time, default=self.nodes)
+
+    def find_floor(self, project: str) -> int:
+        """Return the fewest nodes that the job keeps if a job of the project asks for them."""
+        if self.lends is None or project == self.project:
+            return self.least
+        return max(self.least, self.nodes - self.lends)
 
     def guess_rate(self, nodes: int) -> float:
         """Return the work per second on so many nodes: as measured or, in proportion to a power of
@@ -182,12 +188,10 @@ def _find_move(here: Sequence[ElasticRun]) -> tuple[ElasticRun | None, int]:
     best: tuple[float, ElasticRun | None, int] = _BETTER, None, 0
     for giver in ranked[:_COMPARED]:
         for taker in ranked[::-1][:_COMPARED]:
-            lends = giver.lends or giver.project == taker.project
-            if taker is giver or not lends:
+            if taker is giver:
                 continue
-            for kept in giver.sizes:
-                if not giver.least <= kept < giver.nodes:
-                    continue
+            floor = giver.find_floor(taker.project)
+            for kept in (each for each in giver.sizes if floor <= each < giver.nodes):
                 more = (free + (giver.nodes - kept) * giver.unit) // taker.unit
                 fits = [each for each in taker.sizes if each <= taker.nodes + more]
                 got = max(fits, key=taker.guess_rate, default=taker.nodes)
@@ -265,10 +269,10 @@ def choose_donors(
     As few nodes as suffice are given, by those first that have most above their least for their
     weight. Jobs of the same project give, too: their owner has asked for both.
     """
-    lend = [run for run in runs if run.lends or run.project == project]
-    donors = [run for run in lend if run.least < run.nodes]
-    donors.sort(key=lambda run: (run.nodes - run.least) * run.unit / max(run.weight, 1e-9))
-    sizes = {run.id: run.least for run in donors}
+    floors = {run.id: run.find_floor(project) for run in runs}
+    donors = [run for run in runs if floors[run.id] < run.nodes]
+    donors.sort(key=lambda run: (run.nodes - floors[run.id]) * run.unit / max(run.weight, 1e-9))
+    sizes = {run.id: floors[run.id] for run in donors}
     if not donors or suffices({run.id: run.nodes for run in donors}) or not suffices(sizes):
         return ()
     for run in donors:  # those that have least above their least get theirs back first
@@ -279,10 +283,11 @@ def choose_donors(
 def _find_most(
     run: ElasticRun, sizes: Mapping[str, int], suffices: Callable[[Mapping[str, int]], bool]
 ) -> int:
-    """Return the largest size of the job that suffices, beside these sizes of other jobs; its least
-    one does."""
-    tried = sorted({run.least, run.nodes, *run.sizes})
-    tried = [each for each in tried if run.least <= each <= run.nodes]
+    """Return the largest size of the job that suffices, beside these sizes of other jobs; its own
+    among them does."""
+    least = sizes[run.id]
+    tried = sorted({least, run.nodes, *run.sizes})
+    tried = [each for each in tried if least <= each <= run.nodes]
     low, high = 0, len(tried) - 1
     while low < high:
         middle = (low + high + 1) // 2

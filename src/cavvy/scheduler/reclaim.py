@@ -210,6 +210,13 @@ class ShareQuotas:
             found.append(each)
         return found
 
+    def count_spare(self, project: str, share: GangShare, size: float) -> float | None:
+        """Return how many gangs like this the project holds above its quotas: as in `drop_lenders`,
+        above one of them suffices. The result is None if no quota counts them."""
+        counted = self.list_counted(project, share, size)
+        over = [(self._held[key] - self._quotas[key]) / each for key, each in counted.items()]
+        return max(0.0, *over) if over else None
+
     def balance(self, name: str) -> tuple[list[tuple[str, float]], list[tuple[str, float]]]:
         """Return the projects that do not use all of their quotas that count this, and those that
         hold more than theirs, each with the amount, which ascends."""

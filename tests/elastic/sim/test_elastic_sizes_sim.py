@@ -6,8 +6,10 @@ from datetime import timedelta
 from tests.records import make_offer
 from tests.sim.scenario_checks import check_all, tell
 
+from cavvy.domain.accounts import Project
 from cavvy.domain.elastic import NodeRange
 from cavvy.domain.jobs import JobPhase
+from cavvy.domain.policies import BoundPolicy, ProjectPolicy
 from cavvy.domain.tasks import CheckpointPolicy, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.providers.fake.script import CloudScript
@@ -76,6 +78,29 @@ def test_a_rigid_job_loses_nothing_by_an_elastic_one() -> None:
     assert began - without <= timedelta(seconds=60), tell(rigid)
     assert elastic.job.ended_at is not None
     assert alone.job.phase is rigid.job.phase is JobPhase.DONE
+
+
+def test_nodes_within_a_quota_are_not_lent() -> None:
+    """Of eight nodes, five are within the quota of the elastic job's project. A node without GPUs
+    counts as an eighth of a GPU."""
+    long = replace(ELASTIC, project="a", env={**ELASTIC.env, "FAKE_RUN_S": "30000"})
+    small = replace(RIGID, project="b", nodes=3, env={"FAKE_RUN_S": "600"})
+    large = replace(small, name="large", nodes=4)
+    quota = ProjectPolicy(quota_gpus=5 / 8)
+    ending = run(
+        SimSubmission(task=long),
+        SimSubmission(task=large, at_s=300),
+        projects=(Project(name="a"), Project(name="b")),
+        policies=(BoundPolicy(project="a", policy=quota),),
+    )
+    assert sizes(ending.traces[0]) == [8], tell(ending.traces[0])
+    ending = run(
+        SimSubmission(task=long),
+        SimSubmission(task=small, at_s=300),
+        projects=(Project(name="a"), Project(name="b")),
+        policies=(BoundPolicy(project="a", policy=quota),),
+    )
+    assert sizes(ending.traces[0])[:2] == [8, 5], tell(ending.traces[0])
 
 
 def test_only_as_many_jobs_give_way_as_one_waiting_job_needs() -> None:

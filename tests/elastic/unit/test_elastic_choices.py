@@ -93,7 +93,7 @@ def test_a_job_that_has_all_gives_some_to_one_that_makes_more_of_it() -> None:
     assert (step.id, step.nodes) in (("a", 4), ("a", 6)), "of ten nodes, each gets about a half"
     even = [replace(first, nodes=4, room=4), replace(second, nodes=4, room=4)]
     assert choose_moves(even) == [], "each change must pay"
-    own = [replace(first, lends=False), replace(second, project="q")]
+    own = [replace(first, lends=0), replace(second, project="q")]
     assert choose_moves(own) == [], "it is within its quota"
     assert choose_moves([first, replace(second, rested=False)]) == []
 
@@ -113,7 +113,12 @@ def test_as_few_nodes_as_suffice_are_given_and_only_what_is_lent() -> None:
     assert [(step.id, step.nodes) for step in steps] == [("a", 4)], "the one that has most gives"
     assert choose_donors("q", [big, small], lambda sizes: suffices(9, sizes)) == ()
     assert choose_donors("q", [big, small], lambda sizes: suffices(0, sizes)) == ()
-    kept = replace(big, lends=False)
+    some = replace(big, lends=4)
+    few = replace(small, lends=0)
+    [step] = choose_donors("q", [some, few], lambda sizes: suffices(4, sizes))
+    assert (step.id, step.nodes) == ("a", 4), "down to its quota"
+    assert choose_donors("q", [some, few], lambda sizes: suffices(5, sizes)) == ()
+    kept = replace(big, lends=0)
     assert choose_donors("q", [kept], lambda sizes: suffices(4, sizes)) == (), "its own quota"
     own = choose_donors("p", [kept], lambda sizes: suffices(4, sizes))
     assert [step.nodes for step in own] == [4], "jobs of one project give each other way"
@@ -145,7 +150,7 @@ runs = st.builds(
     st.integers(0, 40),
     st.none() | st.floats(0.01, 1e6),
     st.none() | st.floats(0, 1e9),
-    st.booleans(),
+    st.none() | st.integers(0, 64),
     st.booleans(),
     st.integers(0, 10**6),
 )
@@ -183,11 +188,11 @@ def test_no_job_gives_more_than_it_must_or_less_than_it_may(
         return sum(by_id[key].nodes - size for key, size in sizes.items()) >= needed
 
     steps = {step.id: step.nodes for step in choose_donors("q", given_runs, suffices)}
-    may = sum(run.nodes - run.least for run in given_runs if run.lends)
+    may = sum(run.nodes - run.find_floor("q") for run in given_runs)
     assert bool(steps) == (0 < needed <= may)
     for key, nodes in steps.items():
         run = by_id[key]
-        assert run.lends
+        assert run.lends is None or run.nodes - nodes <= run.lends
         assert run.least <= nodes < run.nodes
         larger = min(each for each in sorted({*run.sizes, run.nodes}) if each > nodes)
         assert not suffices({**steps, key: larger}), "it could have kept more"

@@ -368,3 +368,11 @@ def test_replicas_sessions_and_jobs_of_machines_give_nothing_back() -> None:
 
     assert lend() == ["g"]
     assert lend(tags={SERVICE_TAG: "s"}) == lend(session=True) == lend(machine="m") == []
+
+
+def test_what_a_project_holds_above_its_quotas_is_counted_in_gangs() -> None:
+    running = [job("a1", 8), job("p1", 3)]
+    quotas = ShareQuotas(book({"a": 6, "p": 4}, *running))
+    assert quotas.count_spare("a", GangShare(), 8) == 2 / 8
+    assert quotas.count_spare("p", GangShare(), 3) == 0.0
+    assert quotas.count_spare("q", GangShare(), 1) is None, "no quota counts it"

@@ -4,6 +4,7 @@ what is free, lets the pure policy of `scheduler.elastic_sizes` decide, and writ
 new number of nodes. A server that was killed in between goes on with what is written.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -28,6 +29,7 @@ from cavvy.control.decide.placement import is_steered
 from cavvy.control.decide.requests import change_size
 from cavvy.control.decide.rows import RowChanges, make_event
 from cavvy.control.decide.standby import HANDOVER
+from cavvy.control.decide.start_trials import share_held
 from cavvy.control.decide.transitions import roll_back_size
 from cavvy.control.parts import ControlParts
 from cavvy.control.start_trials import OpenTrial, find_same
@@ -37,7 +39,7 @@ from cavvy.domain.elastic import SizeCause, SizeChange
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.services import SERVICE_TAG
-from cavvy.domain.shares import GPUS
+from cavvy.domain.shares import size_of_task
 from cavvy.domain.values import Struct, replace
 from cavvy.scheduler.elastic_sizes import (
     ElasticRun,
@@ -50,6 +52,7 @@ from cavvy.scheduler.elastic_sizes import (
 )
 from cavvy.scheduler.offer_lines import pool_of
 from cavvy.scheduler.queue import WaitingJob
+from cavvy.scheduler.reclaim import ShareQuotas
 from cavvy.scheduler.shares import ShareBook, ShareRule
 from cavvy.server.parts import ServerParts
 from cavvy.server.state_dir import StateDirError
@@ -63,6 +66,7 @@ _AFTER_CHANGE = timedelta(seconds=2)
 # A job grows only if it has run for so long since its last start, or for so many times the seconds
 # that a change costs, whichever is longer.
 _REST, _RESTS = timedelta(minutes=2), 5
+_SLACK = 1e-6  # nodes; sums of fractions are not exact in floating point
 _LATEST = 8  # attempts of a job whose measurements count
 _WAITING = 4  # waiting jobs for which others may give nodes back in one pass
 # when a program that reports no speed has run long enough to tell what the change has cost
@@ -132,6 +136,7 @@ class SizeKeeper:
             found.append(await self._observe(trial, job, attempt, history, told))
         scaling = find_scaling([run.policy.rates for run in found])
         found = [replace(run, policy=replace(run.policy, scaling=scaling)) for run in found]
+        found = _lend(found, trial.book)
         if await self._give_way(trial, found):
             return True
         return await self._grow(trial, found)
@@ -224,7 +229,6 @@ class SizeKeeper:
             time_left_s=None if deadline is None else (deadline - trial.now).total_seconds(),
             weight=trial.book.rules.get(job.project, ShareRule()).weight,
             paid=attempt.offer.rate.micros_per_hour > 0,
-            lends=_lends(trial.book, job.project),
             rested=_is_rested(job, attempt, measures, trial.now),
         )
         area = _area_of(attempt.offer)
@@ -412,14 +416,21 @@ def _least_of(job: JobRecord) -> int:
     return job.task.nodes if job.task.elastic is None else _list_sizes(job)[0]
 
 
-def _lends(book: ShareBook, project: str) -> bool:
-    """Return whether what a job of the project has above its least may go to other projects: not
-    what is within the project's own quota."""
-    quota = book.rules.get(project, ShareRule()).all_quotas.get(GPUS)
-    if quota is None:
-        return True
-    held = sum(each.gpus + each.idle for each in book.held if each.project == project)
-    return held > quota
+def _lend(runs: Sequence[_SizedRun], book: ShareBook) -> list[_SizedRun]:
+    """Return the running jobs with how many nodes they lend to other projects: those above the
+    quotas that count them, of several jobs of a project first those of the largest one."""
+    quotas, given = ShareQuotas(book), defaultdict[str, float](float)
+    found = []
+    for run in sorted(runs, key=lambda each: -each.attempt.nodes):
+        project, nodes = run.job.project, run.attempt.nodes
+        share, size = share_held(run.attempt, run.job), size_of_task(run.job.task)
+        spare = quotas.count_spare(project, share, size)
+        lends = None
+        if spare is not None:
+            lends = max(0, min(nodes, int(spare * nodes - given[project] + _SLACK)))
+            given[project] += lends
+        found.append(replace(run, policy=replace(run.policy, lends=lends)))
+    return found
 
 
 def _area_of(offer: Offer) -> str:
