@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from functools import partial
 from math import nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import cavvy
+from cavvy.capabilities.functions import apps_command, web_deploy
 from cavvy.capabilities.functions.on_node import web
 from cavvy.capabilities.functions.on_node.web import EndpointServer, bind_request, find_kinds
 from cavvy.capabilities.functions.web import WebEndpoint, WebError, WebRequest
@@ -318,3 +320,25 @@ def test_two_endpoints_are_not_one_service() -> None:
 def test_an_error_has_the_status_of_one(status: Any) -> None:
     with pytest.raises(InvalidArgument, match="no status"):
         WebError(status, "no")
+
+
+def test_endpoints_are_listed_with_their_apps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(name: str, state: str = "ready", url: str = "", **tags: str) -> Any:
+        return SimpleNamespace(name=name, state=state, url=url, tags=tags)
+
+    services = [
+        serve("site-score", url="http://x/score", **{"cavvy-app": "site"}),
+        serve("site-api", "starting", **{"cavvy-app": "site"}),
+        serve("site-score", url="http://x/dev", **{"cavvy-app": "site-dev"}),
+        serve("site-old", "ending", **{"cavvy-app": "site"}),
+        serve("chat", url="http://x/chat"),
+    ]
+    monkeypatch.setattr(web_deploy, "list_named_services", lambda client, project: services)
+    client: Any = None
+    assert web_deploy.list_endpoints(client, "default") == {
+        "site": {"score": "http://x/score", "api": "starting"},
+        "site-dev": {"score": "http://x/dev"},
+    }
+    row = apps_command._make_row(client, "default", "site", None, {"score": "http://x/score"})
+    assert row["endpoints"] == {"score": "http://x/score"}
+    assert row["functions"] == ""

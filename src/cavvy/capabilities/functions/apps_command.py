@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cavvy.capabilities.functions.signatures import say_arguments, say_kind
+from cavvy.cli.reach.arguments import needless_yes_option
 from cavvy.cli.reach.session import call_server, project_option, session
 from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import CommandFailure, note_out
@@ -32,33 +33,54 @@ def command() -> None:
 @project_option
 @output_option
 def list_apps(project: str, output: str) -> None:
-    """List the deployed apps with their functions, and the job of each that runs."""
+    """List the deployed apps with their functions and their schedules, the URLs of their web
+    endpoints, and the job of each that runs."""
     from cavvy.capabilities.functions import wire
+    from cavvy.capabilities.functions.web_deploy import list_endpoints
 
-    rows = []
     with session() as client:
-        for app in wire.list_apps(client, project):
-            functions = [each.name for part in app.parts for each in part.functions]
-            jobs = _list_running(client, project, app)
-            rows.append(
-                {
-                    "name": app.name,
-                    "revision": app.parts[0].revision,
-                    "functions": ", ".join(functions),
-                    "jobs": ", ".join(jobs) or "-",
-                    "user": app.parts[0].user,
-                    "deployed_at": app.parts[0].updated_at,
-                }
-            )
+        apps = {each.name: each for each in wire.list_apps(client, project)}
+        endpoints = list_endpoints(client, project)
+        rows = [
+            _make_row(client, project, name, apps.get(name), endpoints.get(name, {}))
+            for name in sorted({*apps, *endpoints})
+        ]
     columns = [
         TableColumn("name"),
-        TableColumn("revision"),
+        TableColumn("revision", drop=4),
         TableColumn("functions", wrap=True),
+        TableColumn("schedules", "SCHEDULE", _join_pairs, wrap=True, drop=5),
+        TableColumn("endpoints", show=_join_pairs, wrap=True),
         TableColumn("jobs", "JOB", drop=2),
         TableColumn("user", drop=3),
         TableColumn("deployed_at", "DEPLOYED", formatting.show_ago, drop=1),
     ]
     rows_out(columns, rows, output, empty="no apps; `cavvy deploy app.py` deploys one")
+
+
+def _make_row(
+    client: "ApiClient",
+    project: str,
+    name: str,
+    app: "DeployedApp | None",
+    endpoints: dict[str, str],
+) -> dict[str, object]:
+    """Return what is listed of an app; None is one that has only web endpoints."""
+    functions = [] if app is None else [each for part in app.parts for each in part.functions]
+    return {
+        "name": name,
+        "revision": None if app is None else app.parts[0].revision,
+        "functions": ", ".join(each.name for each in functions),
+        "schedules": {each.name: each.schedule for each in functions if each.schedule},
+        "endpoints": endpoints,
+        "jobs": ", ".join(_list_running(client, project, app) if app else ()) or "-",
+        "user": None if app is None else app.parts[0].user,
+        "deployed_at": None if app is None else app.parts[0].updated_at,
+    }
+
+
+def _join_pairs(values: dict[str, str]) -> str:
+    return ", ".join(f"{name}: {value}" for name, value in values.items()) or "-"
 
 
 @command.command("show")
@@ -204,6 +226,7 @@ def stop(app: str, project: str) -> None:
 @command.command("rm")
 @click.argument("app")
 @project_option
+@needless_yes_option
 def remove(app: str, project: str) -> None:
     """Remove an app with its schedules, its calls and its web endpoints, and stop its jobs."""
     from cavvy.capabilities.functions import wire

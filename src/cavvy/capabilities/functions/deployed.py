@@ -349,6 +349,7 @@ def _describe(function: Function) -> wire.DeployedFunction:
         name=function.name,
         generator=function.is_generator,
         once=function.options.once,
+        schedule=function.options.schedule or "",
         priority=function.options.priority,
         limits=tuple(_list_paths(function, each) for each in function.options.limit),
         arguments=Raw(encode(arguments)),

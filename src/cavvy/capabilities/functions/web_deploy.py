@@ -99,6 +99,23 @@ def end_services(
     return ended
 
 
+def list_endpoints(client: ApiClient, project: str) -> dict[str, dict[str, str]]:
+    """Return the URL of each web endpoint by its name, or the state of one without a URL, for each
+    app that has some; those of `cavvy dev` belong to APP-dev. Raises ApiError."""
+    found: dict[str, dict[str, str]] = {}
+    try:
+        services = list_named_services(client, project)
+    except ApiError as error:
+        if error.code == "not-found":  # the server serves nothing
+            return found
+        raise
+    for each in services:
+        if (app := each.tags.get(_TAG)) and each.state != "ending":
+            name = each.name.removeprefix(f"{app.removesuffix('-dev')}-")
+            found.setdefault(app, {})[name] = each.url or each.state
+    return found
+
+
 def end_web(app: App, project: str | None, suffix: str) -> None:
     """End these services. Raises CavvyError."""
     connections = Connections(None, None, None)

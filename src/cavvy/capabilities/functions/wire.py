@@ -23,6 +23,7 @@ class DeployedFunction(Ask, frozen=True, kw_only=True):
     generator: bool = False
     # whether calls with the same arguments are one call
     once: bool = False
+    schedule: str = ""
     priority: int = 0
     # of each limit, the parameters that are its key, or parts of them
     limits: tuple[tuple[str, ...], ...] = ()
