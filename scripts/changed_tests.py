@@ -5,9 +5,14 @@
     python scripts/changed_tests.py REVISION     changes since a revision
 
 A test file is printed if it, or anything that it imports, directly or not, has changed. An import
-inside a function counts. A command of the CLI and a provider are loaded by their names, so a file
-needs those whose names stand in its strings. A changed file that is no module, such as a template
-or a table, counts as a change of its whole package.
+inside a function counts, one that only type checkers read does not. A provider is loaded by its
+name, so a file needs those whose names stand in its strings, and a command of the CLI where a
+string begins with it or has `cavvy` before it. The package `cavvy` imports nothing itself: it loads
+each name of the Python interface when that is used, so a file that uses `cavvy.Client` needs the
+module of the client, and not those of all names. A changed file that is no module, such as a
+template or a table, counts as a change of the modules of its package that name it, or else of the
+whole package. A changed capability chooses the tests that walk through what all capabilities add,
+and those of its room that may find it by its folder.
 
 A file outside the package, such as a page or a script, is read by its path: a test needs it if a
 string of the test, or of what it imports, names the file or one of its folders. The tests of the
@@ -27,11 +32,12 @@ from pathlib import Path
 
 import grimp
 
+from cavvy.frame.discover import find_capabilities
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = "src/cavvy/"
 # A package whose modules are loaded by name, and the module that loads them.
 LOADED_BY_NAME = {
-    "cavvy.cli": "cavvy.cli.main",
     "cavvy.providers": "cavvy.providers.registry",
     "cavvy.providers.formats": "cavvy.providers.formats",
     "cavvy.readers": "cavvy.readers",
@@ -50,6 +56,18 @@ READS_ALL = "tests/repository/unit/"
 # A test whose strings name one of these folders needs all files in it only if it also lists files:
 # others look for a program in it, or put it on a path.
 WHOLE = ("src", "src/cavvy", "tests")
+CAPABILITIES = SOURCE + "capabilities/"
+# What finds the capabilities by their folders: a test of a capability's room that needs it may need
+# all of the capability.
+FINDS = "cavvy.frame.discover"
+# What tests of all routes, commands or descriptions import, and the part of a description that they
+# walk through; "name" is in each.
+WALKS = {
+    "cavvy.api.app.list_routes": "routes",
+    "cavvy.cli.main.PLACES": "commands",
+    "cavvy.frame.discover.find_capabilities": "name",
+    "schemathesis": "routes",
+}
 LISTS_FILES = {"glob", "rglob", "walk", "iterdir", "ls-files"}
 
 
@@ -65,6 +83,9 @@ def select(changed: set[str], tests: Iterable[Path]) -> list[str]:
     """The test files, relative to the root, that changes of these files can break."""
     everything = any(name.startswith(EVERYWHERE) for name in changed)
     modules, places = _modules_of(changed), _places_of(changed)
+    inner = [name.removeprefix(CAPABILITIES) for name in changed if name.startswith(CAPABILITIES)]
+    own = {name.partition("/")[0] for name in inner}
+    rooms, walked = tuple(f"tests/{name}/" for name in own), _walked(own)
     chosen = []
     for test in tests:
         name = test.relative_to(ROOT).as_posix()
@@ -72,9 +93,22 @@ def select(changed: set[str], tests: Iterable[Path]) -> list[str]:
             chosen.append(name)
         elif changed and test.parent.name not in PROCESSES:
             reads = everything or name.startswith(READS_ALL) or not places.isdisjoint(_names(name))
+            reads = reads or not walked.isdisjoint(_read(name)[0])
+            if rooms and name.startswith(rooms) and FINDS in _needs(name):
+                reads = True
             if reads or not modules.isdisjoint(_needs(name)):
                 chosen.append(name)
     return chosen
+
+
+def _walked(names: set[str]) -> set[str]:
+    """What tests import that walk through a part which one of these capabilities has."""
+    found = {each.name: each for each in find_capabilities().capabilities}
+    return {
+        word
+        for word, part in WALKS.items()
+        if any(name not in found or getattr(found[name], part) for name in names)
+    }
 
 
 def _places_of(changed: set[str]) -> set[str]:
@@ -107,8 +141,18 @@ def _modules_of(changed: set[str]) -> set[str]:
             found.add(module)
         else:  # a file that a module of its package reads
             package = next(each for each in _parents(module) if each in known)
-            found |= {package, *_graph().find_descendants(package)}
+            inner = {package, *_graph().find_descendants(package)}
+            found |= {each for each in inner if _names_file(each, Path(name).name)} or inner
     return found
+
+
+def _names_file(module: str, name: str) -> bool:
+    path = ROOT / "src" / module.replace(".", "/")
+    file = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+    return (
+        file.exists()
+        and re.search(rf"[\"'/:]{re.escape(name)}[\"']", file.read_text("utf-8")) is not None
+    )
 
 
 def _module(file: str) -> str:
@@ -124,7 +168,21 @@ def _parents(module: str) -> Iterator[str]:
 
 @cache
 def _graph() -> grimp.ImportGraph:
-    return grimp.build_graph("cavvy", cache_dir=None)
+    graph = grimp.build_graph("cavvy", cache_dir=None, exclude_type_checking_imports=True)
+    for module in graph.find_modules_directly_imported_by("cavvy"):
+        graph.remove_import(importer="cavvy", imported=module)
+    return graph
+
+
+@cache
+def _interface() -> dict[str, str]:
+    """The module of each name that `cavvy` loads when it is used, as it tells type checkers."""
+    tree = ast.parse((ROOT / SOURCE / "__init__.py").read_text(encoding="utf-8"))
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {f"cavvy.{each.asname or each.name}": node.module for each in node.names}
+    return found
 
 
 @cache
@@ -151,6 +209,7 @@ def _needs(file: str) -> frozenset[str]:
         words |= said
         imported = imported.union(*(_fixtures().get(name, ()) for name in arguments))
         for name in imported:
+            name = _interface().get(name, name)
             other = name.replace(".", "/") + ".py"
             if name.startswith("tests.") and other not in files and (ROOT / other).exists():
                 files.add(other)
@@ -173,7 +232,7 @@ def _loaded(words: set[str], modules: set[str]) -> Iterator[str]:
                 if {name, name.replace("_", "-")} & words:
                     yield module
     if "cavvy.cli.main" in modules:
-        yield from (module for name, module in main_table().items() if name in words)
+        yield from (module for name, module in main_table().items() if f"{name}()" in words)
 
 
 @cache
@@ -191,25 +250,47 @@ def _upstream(module: str) -> frozenset[str]:
 
 @cache
 def _read(file: str) -> tuple[frozenset[str], frozenset[str], frozenset[str], frozenset[str]]:
-    """What a file imports, as names of modules, the words of its strings, the arguments of its
-    functions, some of which are fixtures, and what may be paths: its strings, up to a wildcard. The
-    last also have the functions that list files.
+    """What a file imports, as names of modules; the words of its strings, possible commands also
+    with parentheses behind; the shared fixtures that it may ask for, by the arguments of its
+    tests and fixtures; and what may be paths: its strings, up to a wildcard. The last also have the
+    functions that list files.
     """
     nodes = list(_walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))))
-    words, arguments, places = set[str](), set[str](), set[str]()
+    words, arguments, places, own = set[str](), set[str](), set[str](), set[str]()
     for node in nodes:
         match node:
             case ast.Constant(value=str(text)):
                 words.update(re.findall(r"[a-z][a-z0-9_-]*", text))
+                words.update(f"{name}()" for name in _list_commands(text))
                 places.add(text.partition("*")[0].rstrip("/"))
             case ast.Attribute(attr=name) if name in LISTS_FILES:
                 places.add(name)
             case ast.Attribute(attr="__file__", value=package):  # whose folder the file looks at
                 if (name := ast.unparse(package)).partition(".")[0] == "cavvy":
                     places.add("src/" + name.replace(".", "/"))
-            case ast.arg(arg=name):
-                arguments.add(name)
-    return frozenset(_imports(nodes)), frozenset(words), frozenset(arguments), frozenset(places)
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if _gets_fixtures(node):
+                arguments.update(each.arg for each in (*node.args.args, *node.args.kwonlyargs))
+                if not node.name.startswith("test"):
+                    own.add(node.name)
+            case ast.ImportFrom(names=names):
+                own.update(each.asname or each.name for each in names)
+    wanted = arguments - own
+    return frozenset(_imports(nodes)), frozenset(words), frozenset(wanted), frozenset(places)
+
+
+def _list_commands(text: str) -> Iterator[str]:
+    """The words of a string that can be a command: the first of each line, and all of those where
+    options or `cavvy` come before it.
+    """
+    for line in text.splitlines():
+        words = re.findall(r"[a-z][a-z0-9-]*", line)
+        yield from words if line.startswith("-") or "cavvy" in line else words[:1]
+
+
+def _gets_fixtures(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether pytest calls the function with fixtures for its arguments."""
+    fixtures = (ast.unparse(each) for each in node.decorator_list)
+    return node.name.startswith("test") or any("fixture" in each for each in fixtures)
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
@@ -225,8 +306,8 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Both a and a.b for `from a import b`, and the modules that are named in strings, since these
-    are loaded, run or replaced by their names.
+    """Both a and a.b for `from a import b`, the names of `cavvy` that are used, and the modules and
+    names that stand in strings, since these are loaded, run or replaced by their names.
     """
     for node in nodes:
         match node:
@@ -234,8 +315,12 @@ def _imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
                 yield from (alias.name for alias in node.names)
             case ast.ImportFrom(module=str(module), level=0):
                 yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
-            case ast.Constant(value=str(text)) if text.startswith(("cavvy.", "tests.")):
-                yield text
+            case ast.Attribute(attr=name, value=ast.Name(id="cavvy")):
+                yield f"cavvy.{name}"
+            case ast.Constant(value=str(text)):
+                yield from re.findall(r"\b(?:cavvy|tests)(?:\.\w+)+", text)
+                for names in re.findall(r"from cavvy import ([\w, ]+)", text):
+                    yield from (f"cavvy.{name}" for name in re.split(r"[, ]+", names))
 
 
 @cache

@@ -36,6 +36,15 @@ def chosen(*changed: str) -> set[str]:
         ("src/cavvy/cli/export.py", "test_export_ecs", "test_cli_wait"),
         ("src/cavvy/providers/runpod.py", "test_provider_runpod", "test_provider_vast"),
         ("src/cavvy/providers/lambda_cloud.py", "test_provider_lambda", "test_provider_vast"),
+        # a name of the Python interface, which `cavvy` loads when it is used
+        ("src/cavvy/sdk/curves.py", "test_log", "test_scheduler_queue"),
+        # what capabilities add is walked through by tests that do not import it
+        ("src/cavvy/capabilities/edge/routes.py", "test_route_matrix", "test_scheduler_queue"),
+        ("src/cavvy/capabilities/edge/routes.py", "test_api_schema", "test_api_jobs"),
+        # a test whose own argument is named like a shared fixture does not use that
+        ("src/cavvy/server/embedded.py", "test_cli_imports", "test_agent_checkpoint_sync"),
+        # a file that is no module, and which one module names
+        ("src/cavvy/capabilities/functions/apps.html", "test_api_apps", "test_cli_wait"),
         # a file that is no module
         ("src/cavvy/store/schema.sql", "test_store_jobs", "test_mounts"),
         ("src/cavvy/console/templates/base.html", "test_console_pages", "test_provider_vast"),
