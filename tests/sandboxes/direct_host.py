@@ -64,8 +64,8 @@ class DirectHost:
 
 
 @contextmanager
-def start_host(user: int | None = None) -> Iterator[DirectHost]:
-    """Start a host, as this user, who is not root, or as that of the tests."""
+def start_host(user: int | None = None, **variables: str) -> Iterator[DirectHost]:
+    """Start a host, as this user, who is not root, or as that of the tests, with more variables."""
     with TemporaryDirectory(prefix="sb-") as top:
         folder = Path(top)
         folder.chmod(0o700)
@@ -78,6 +78,7 @@ def start_host(user: int | None = None) -> Iterator[DirectHost]:
                 os.chown(each, user, user)
         program = [python, PROGRAM, f"{folder}/host.json", f"{folder}/meet.sock"]
         who: dict[str, Any] = {} if user is None else {"user": user, "group": user}
+        who["env"] = {**os.environ, **variables}
         with subprocess.Popen(program, cwd=folder, stdin=subprocess.DEVNULL, **who) as process:
             try:
                 yield DirectHost(folder, process)

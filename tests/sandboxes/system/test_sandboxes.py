@@ -1,14 +1,18 @@
 """Sandboxes with a host of their own: programs, files, limits and ends."""
 
 import asyncio
+import json
 import os
 import signal
+import socketserver
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.sandboxes.direct_host import DirectHost, start_host
@@ -73,6 +77,75 @@ def test_callers_on_other_machines_reach_the_host(host: DirectHost, sandbox: San
         ((answer, _),) = CallFrames().feed(os.read(bridge.stdout.fileno(), 1 << 16))
         bridge.kill()
     assert (answer["op"], answer["state"], answer["why"]) == ("reply", "ended", "terminated")
+
+
+USES = """
+import cavvy, os, socket
+notes = cavvy.Dict("notes", trust=False)
+notes["a"] = [1]
+print(notes["a"])
+for use in (lambda: cavvy.Dict("other")["a"], lambda: cavvy.Queue("notes").len()):
+    try:
+        print("reached", use())
+    except cavvy.CavvyError as error:
+        print(error.message)
+print(sorted(name for name in os.environ if name.startswith("CAVVY")))
+"""
+
+
+def test_programs_reach_the_dicts_that_are_named_and_nothing_else(tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    agent = StateAgent(tmp_path / "agent", told)
+    variables = {"CAVVY_NOTICE": agent.path, "CAVVY_JOB": "j1"}
+    try:
+        with start_host(**variables) as host:
+            with host.create(dicts=["notes"]) as sandbox:
+                used = sandbox.exec("python3", "-c", USES)
+                assert used.stdout.read().splitlines() == [
+                    "[1]",
+                    "this sandbox may not use the dict other",
+                    "this sandbox may not use the queue notes",
+                    "['CAVVY_JOB', 'CAVVY_NOTICE']",
+                ], used.stderr.read()
+            with host.create() as sandbox:
+                shown = sandbox.exec("sh", "-c", "env | grep CAVVY; ls -A /tmp")
+                assert shown.stdout.read() == "", "by default, nothing is reached"
+    finally:
+        agent.close()
+    assert {(each["to"], each["body"]["name"]) for each in told} == {("state/dict", "notes")}
+
+
+class StateAgent(socketserver.ThreadingUnixStreamServer):
+    """The agent of a node, as far as a host asks it, with one dict."""
+
+    daemon_threads = True
+
+    def __init__(self, path: Path, told: list[dict[str, Any]]) -> None:
+        super().__init__(str(path), AgentConnection)
+        self.path, self.told, self.value = str(path), told, ""
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class AgentConnection(socketserver.StreamRequestHandler):
+    """A connection to it."""
+
+    def handle(self) -> None:
+        agent = self.server
+        assert isinstance(agent, StateAgent)
+        for line in self.rfile:
+            ask = json.loads(line)["ask"]
+            body = json.loads(ask["body"])
+            found: dict[str, Any] = {}
+            if ask["to"] != "sandboxes/report":
+                agent.told.append({"to": ask["to"], "body": body})
+                agent.value = body.get("data", [agent.value])[0]
+                found = {"entries": [{"key": '"a"', "value": agent.value}], "count": 1}
+            answer = {"id": ask["id"], "status": 200, "body": found}
+            self.wfile.write(json.dumps({"answer": answer}).encode() + b"\n")
 
 
 def test_a_daemon_does_not_keep_the_outputs_open(sandbox: Sandbox) -> None:

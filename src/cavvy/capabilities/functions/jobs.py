@@ -357,9 +357,9 @@ def list_described(app: App, key: str) -> dict[str, bytes]:
     return {path: file.read_bytes() for path, file in describe_app(app, key, 0.0).items()}
 
 
-def list_runtime() -> dict[str, Path]:
+def list_runtime(root: str = ROOT) -> dict[str, Path]:
     """Return the files of Cavvy that functions need on a node, by their path in the working
-    folder: those of the broker and the workers, and what `import cavvy` needs there.
+    folder, below `root`: those of the broker and the workers, and what `import cavvy` needs there.
     """
     listed = [
         _PACKAGE / "__init__.py",
@@ -370,12 +370,12 @@ def list_runtime() -> dict[str, Path]:
     listed += [Path(__file__).parent / f"{name}.py" for name in _ON_NODES]
     listed += sorted((Path(__file__).parent / "on_node").glob("*.py"))
     listed += [Path(__file__).parent / "state" / f"{name}.py" for name in _STATE]
-    found = {f"{ROOT}/cavvy/{each.relative_to(_PACKAGE).as_posix()}": each for each in listed}
+    found = {f"{root}/cavvy/{each.relative_to(_PACKAGE).as_posix()}": each for each in listed}
     with suppress(ImportError):
         import cloudpickle  # type: ignore[import-untyped,unused-ignore]
 
         own = Path(cloudpickle.__file__).parent
-        found |= {f"{ROOT}/cloudpickle/{each.name}": each for each in sorted(own.glob("*.py"))}
+        found |= {f"{root}/cloudpickle/{each.name}": each for each in sorted(own.glob("*.py"))}
     return found
 
 

@@ -44,6 +44,12 @@ def command() -> None:
     "--pip", "packages", multiple=True, metavar="PACKAGE", help="A package to install; repeatable."
 )
 @click.option("--network", is_flag=True, help="Let it send requests to the internet.")
+@click.option(
+    "--dict", "dicts", multiple=True, metavar="NAME", help="A dict that it may use; repeatable."
+)
+@click.option(
+    "--queue", "queues", multiple=True, metavar="NAME", help="A queue that it may use; repeatable."
+)
 @click.option("--required", is_flag=True, help="Refuse a machine that lacks any isolation.")
 @click.option("--free", is_flag=True, help="Use only machines that cost nothing.")
 @yes_option

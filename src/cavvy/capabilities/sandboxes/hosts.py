@@ -21,6 +21,7 @@ from cavvy.capabilities.functions.jobs import (
     JobPlace,
     WaitTeller,
     ended_by_signals,
+    list_runtime,
     read_state,
 )
 from cavvy.capabilities.functions.meeting import dial_here, is_own_place, make_meeting_place
@@ -285,7 +286,7 @@ def list_files() -> dict[str, Path]:
             name = "" if above == PurePosixPath(".") else f"{above}/"
             found[f"{ROOT}/cavvy/{name}__init__.py"] = empty
     found[f"{ROOT}/cavvy/capabilities/sandboxes/__init__.py"] = empty
-    return found
+    return found | list_runtime(f"{ROOT}/client")
 
 
 def _read_meet(task: bytes) -> str:

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from cavvy.capabilities.functions.image import FunctionImage
+from cavvy.capabilities.functions.state.objects import STATE_NAME
 from cavvy.capabilities.sandboxes.hosts import HostNeeds
 from cavvy.client.client import own_user_name
 from cavvy.domain.units import UnitError, parse_duration, parse_memory_mib
@@ -17,6 +18,7 @@ from cavvy.sdk.errors import InvalidArgument
 ISOLATIONS = ("best", "required")
 _MOST_S = 7 * 86400.0
 _MOST_TEXT = 200
+_MOST_NAMES = 100
 _MOST_VARIABLES = 64 << 10
 _NO_NAME = re.compile(r"[/@\s]|:\d*$")  # what stands in a URL, and in no name of a host
 
@@ -33,6 +35,8 @@ class SandboxOptions:
     timeout: str | int | float | timedelta = "5m"
     network: bool | Sequence[str] = False
     isolation: str = "best"
+    dicts: Sequence[str] = ()
+    queues: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     title: str = ""
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -66,6 +70,8 @@ class SandboxOptions:
             "title": self.title,
             "tags": check_variables("tags", self.tags),
             "user": own_user_name(),
+            "dicts": _read_names("dicts", self.dicts),
+            "queues": _read_names("queues", self.queues),
         }
 
     def to_needs(self) -> HostNeeds:
@@ -120,6 +126,17 @@ def _read_network(value: bool | Sequence[str]) -> bool | list[str]:
             host = re.split(r"[/:\s]", bare)[0] or "example.com"
             raise _wrong("network", each, f'a host name has no scheme, port or path: use "{host}"')
     return [each.lower() for each in value]
+
+
+def _read_names(what: str, names: Sequence[str]) -> list[str]:
+    """Return the names of dicts or queues. Raises InvalidArgument."""
+    hint = f'use a list of their names, such as {what}=["results"]'
+    if isinstance(names, str) or len(names) > _MOST_NAMES:
+        raise _wrong(what, names, hint)
+    for each in names:
+        if not isinstance(each, str) or not STATE_NAME.fullmatch(each):
+            raise _wrong(what, each, hint)
+    return list(names)
 
 
 def _read_memory(what: str, value: str | int | float, least: int) -> int:

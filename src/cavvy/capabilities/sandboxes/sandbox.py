@@ -86,6 +86,8 @@ class Sandbox:
         `timeout` ("5m") it ends, also if its server and its caller are gone. `network` is
         False, True, or a list of host names ("*.example.com"): a proxy for HTTP and HTTPS, which
         refuses addresses that are not of the internet.
+        `dicts` and `queues` are the names of those that its programs may use, by
+        `cavvy.Dict(NAME, trust=False)`, without a network, too; by default none.
         `isolation="required"` refuses machines that lack any wall. `env` are variables of its
         programs; `title` and `tags` are shown in lists. `snapshot` has the files with which its
         home folder begins.

@@ -25,7 +25,7 @@ from cavvy.sdk.errors import CavvyError, InvalidArgument
 MOST_VALUE = 1 << 20  # bytes, as the limits of `wire.py`
 _MOST_KEY, _MOST_PART = 1024, 64
 _TOGETHER, _BYTES = 1000, 1 << 20  # entries and bytes of values of a request
-_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9._-]{0,62}[a-zA-Z0-9])?")
+STATE_NAME = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9._-]{0,62}[a-zA-Z0-9])?")
 _PICKLE = b"\x80"  # with which pickles begin, and no JSON
 _DEEPEST = 20
 _WATCHED_S = 3.0  # between two looks at the calls that this program has started
@@ -71,7 +71,7 @@ class StateObject:
     kind = ""
 
     def __init__(self, name: str, *, project: str | None = None, trust: bool = True) -> None:
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not STATE_NAME.fullmatch(name):
             raise InvalidArgument(
                 f"{type(self).__name__}: {name!r} is no name",
                 "use letters, digits and . _ - inside, at most 64 characters",

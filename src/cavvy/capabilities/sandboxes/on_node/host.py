@@ -32,7 +32,13 @@ from cavvy.capabilities.functions.frames import CallFrames, WrongFrame, pack, pr
 from cavvy.capabilities.functions.on_node.reporter import find_reporter
 from cavvy.capabilities.sandboxes.on_node.inside import MOST_MESSAGE, receive
 from cavvy.capabilities.sandboxes.on_node.network import NetworkProxy, make_variables
-from cavvy.capabilities.sandboxes.on_node.walls import WORK
+from cavvy.capabilities.sandboxes.on_node.state_gate import (
+    KINDS,
+    StateGate,
+    find_agent,
+    make_state_variables,
+)
+from cavvy.capabilities.sandboxes.on_node.walls import CLIENT, WORK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -226,7 +232,8 @@ class HostedSandbox:
         self._connects: dict[int, asyncio.Future[int]] = {}
         self._why = ""
         self._proxy: NetworkProxy | None = None
-        self._server: asyncio.Server | None = None
+        self._gate: StateGate | None = None
+        self._servers: list[asyncio.Server] = []
         control.setblocking(False)
         host.loop.add_reader(control, self._hear)
 
@@ -279,9 +286,11 @@ class HostedSandbox:
         self.seconds = time.monotonic() - self.began
         self.host.loop.remove_reader(self._control)
         self._control.close()
-        if self._server is not None and self._proxy is not None:
-            self._server.close()
-            self._proxy.close()
+        for server in self._servers:
+            server.close()
+        for way in (self._proxy, self._gate):
+            if way is not None:
+                way.close()
         for stream in self._streams.values():
             if stream.code is None:
                 stream.end(-signal.SIGKILL, why=why)
@@ -358,11 +367,11 @@ class HostedSandbox:
     def _take(self, message: Head, fds: list[int]) -> None:
         op = message["op"]
         if op == "ready" and not self.ready.done():
-            if self.options["network"]:
-                listener = socket.socket(fileno=os.dup(fds[0]))
-                self.host.start_task(self._start_network(listener))
-            else:
-                self.ready.set_result(None)
+            wanted = bool(self.options["network"]), bool(self.list_state())
+            if len(fds) != sum(wanted):
+                raise ValueError("other sockets than expected")
+            listeners = [socket.socket(fileno=os.dup(fd)) for fd in fds]
+            self.host.start_task(self._start_ways(*wanted, listeners))
         elif op == "broken" and not self.ready.done():
             text = str(message["text"])[:1000]
             self.ready.set_exception(HostRefusal("IsolationMissing", text))
@@ -389,10 +398,20 @@ class HostedSandbox:
         else:
             raise ValueError(op)
 
-    async def _start_network(self, listener: socket.socket) -> None:
+    def list_state(self) -> dict[str, list[str]]:
+        """Return the names of the dicts and queues that the sandbox may use, by their kind."""
+        found = {kind: self.options.get(f"{kind}s") or [] for kind in KINDS}
+        return {kind: names for kind, names in found.items() if names}
+
+    async def _start_ways(self, network: bool, state: bool, listeners: list[socket.socket]) -> None:
+        """Serve what the sandbox may reach: the internet, dicts and queues."""
         allowed = self.options["network"]
-        self._proxy = NetworkProxy(None if allowed is True else allowed)
-        self._server = await self._proxy.start(listener)
+        if network:
+            self._proxy = NetworkProxy(None if allowed is True else allowed)
+            self._servers.append(await self._proxy.start(listeners.pop(0)))
+        if state:
+            self._gate = StateGate(find_agent(), self.list_state())
+            self._servers.append(await self._gate.start(listeners.pop(0)))
         if not self.ready.done():
             self.ready.set_result(None)
 
@@ -656,6 +675,8 @@ class SandboxHost:
         usual = {"PATH": path, "HOME": WORK, "USER": "sandbox", "LANG": "C.UTF-8", "TERM": "dumb"}
         if sandbox.options["network"]:
             usual |= make_variables()
+        if sandbox.list_state():
+            usual |= make_state_variables(f"/{CLIENT}")
         cwd = os.path.join(WORK, head.get("cwd") or "")
         return {"op": "start", "argv": head["argv"], "env": {**usual, **env}, "cwd": cwd}
 
@@ -664,6 +685,8 @@ class SandboxHost:
         if options["isolation"] == "required" and missing:
             raise HostRefusal("IsolationMissing", "this machine lacks " + "; ".join(missing))
         _refuse_too_large(options)
+        if (options.get("dicts") or options.get("queues")) and not find_agent():
+            raise HostRefusal("SandboxError", "dicts and queues are reached in jobs of Cavvy only")
         if len(self._sandboxes) - self._count_ended() >= _MOST_SANDBOXES:
             raise HostRefusal(
                 "TooManySandboxes", f"the host has {_MOST_SANDBOXES} sandboxes already"

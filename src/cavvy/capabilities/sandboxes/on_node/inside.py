@@ -17,7 +17,13 @@ import socket
 import time
 from contextlib import suppress
 
-from cavvy.capabilities.sandboxes.on_node import file_calls, network, system_calls, walls
+from cavvy.capabilities.sandboxes.on_node import (
+    file_calls,
+    network,
+    state_gate,
+    system_calls,
+    walls,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,6 +73,7 @@ class _Inside:
         self._alive = False  # whether there is any process but this
         self._memory_over = False
         self._network = bool(options["network"])
+        self._state = bool(options.get("dicts") or options.get("queues"))
 
     def run(self) -> None:
         awake, signalled = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -98,12 +105,19 @@ class _Inside:
             self._reap()
 
     def _say_ready(self) -> None:
-        """Tell the host that programs can start, and hand it the socket of the proxy, if any."""
-        if not self._network:
-            self._say({"op": "ready"})
-            return
-        with socket.create_server(("127.0.0.1", network.PORT), backlog=64) as made:
-            self._say({"op": "ready"}, [made.fileno()])
+        """Tell the host that programs can start, and hand it the sockets of the proxy and of the
+        way to dicts and queues, if any."""
+        made = []
+        if self._network:
+            made.append(socket.create_server(("127.0.0.1", network.PORT), backlog=64))
+        if self._state:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(state_gate.PATH)
+            listener.listen()
+            made.append(listener)
+        self._say({"op": "ready"}, [each.fileno() for each in made])
+        for each in made:
+            each.close()
 
     def _obey(self) -> bool:
         """Obey the next message. Return False if the host is gone."""

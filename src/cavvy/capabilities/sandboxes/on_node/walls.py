@@ -25,6 +25,7 @@ WORK = "/home/sandbox"
 _FIRST_OUTSIDE = 0x70000000  # where the IDs of sandboxes begin as the machine sees them, for root
 MOST_USERS = 1 << 20  # sandboxes of a host that have different IDs
 _TEMPLATE_MIB = 16
+CLIENT = "opt/cavvy"  # where programs of sandboxes find `cavvy.Dict` and `cavvy.Queue`
 _MOST_FILES = 65536  # each takes about 1 KiB of the kernel's memory
 
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = (
@@ -110,9 +111,10 @@ def find_walls() -> Walls:
     return walls
 
 
-def build_template(walls: Walls, folder: str, shown: list[str]) -> None:
+def build_template(walls: Walls, folder: str, shown: list[str], client: str = "") -> None:
     """Build what sandboxes see in an own mount namespace, and make it the current folder. `shown`
-    are more folders that they can read, such as Python's."""
+    are more folders that they can read, such as Python's, and `client` is copied, since its files
+    may be only the host's."""
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:
         _unshare(_NEWNS)
@@ -122,6 +124,7 @@ def build_template(walls: Walls, folder: str, shown: list[str]) -> None:
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{gid} {gid} 1")
     _mount("none", "/", None, _REC | _PRIVATE)
+    copied = _read_files(client)
     os.makedirs(folder, exist_ok=True)
     options = f"mode=755,size={_TEMPLATE_MIB}m"
     _mount("tmpfs", folder, "tmpfs", _NOSUID, options)
@@ -140,11 +143,26 @@ def build_template(walls: Walls, folder: str, shown: list[str]) -> None:
                 _copy_setting(name)
     for name, text in _WRITTEN.items():
         _write(f"etc/{name}", text)
+    for name, data in copied.items():
+        os.makedirs(os.path.dirname(f"{CLIENT}/{name}"), exist_ok=True)
+        with open(f"{CLIENT}/{name}", "xb") as file:
+            file.write(data)
     for path in sorted(shown):
         if not any(_contains(f"/{each}", path) for each in _SYSTEM):
             _show(path)
     _show_devices(walls)
     _mount("none", ".", None, _REMOUNT | _BIND | _RDONLY | _NOSUID)
+
+
+def _read_files(folder: str) -> dict[str, bytes]:
+    """Return the files below a folder, by their path in it."""
+    found = {}
+    for above, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(above, name)
+            with open(path, "rb") as file:
+                found[os.path.relpath(path, folder)] = file.read()
+    return found
 
 
 def _show_devices(walls: Walls) -> None:

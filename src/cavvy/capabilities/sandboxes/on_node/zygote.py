@@ -163,7 +163,7 @@ def main() -> None:
     shown = walls.list_python()
     try:
         made = walls.find_walls()
-        walls.build_template(made, folder, shown)
+        walls.build_template(made, folder, shown, f"{os.path.dirname(folder)}/client")
     except OSError as error:
         control.send(json.dumps({"op": "unable", "text": str(error)}).encode())
         return
