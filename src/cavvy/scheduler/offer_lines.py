@@ -145,8 +145,8 @@ def count_left(offer: Offer, used: Mapping[str, Fraction]) -> int | None:
     """Return how many nodes of the offer are still available. Returns None if the provider does not
     report the capacity.
     """
-    if offer.capacity is None:
-        return None
+    if not offer.capacity:
+        return offer.capacity
     return max(0, int(offer.capacity * (1 - used.get(pool_of(offer), Fraction(0)))))
 
 

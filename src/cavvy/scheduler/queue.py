@@ -13,7 +13,7 @@ from operator import or_
 from cavvy.domain.allocations import Allocation, Host
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import ResourceSpec, TaskSpec, TopologyNeed
 from cavvy.domain.values import Struct, field
 from cavvy.scheduler.maintenance import subtract_held
 from cavvy.scheduler.offer_lines import OfferLine, count_left, place_of, take
@@ -86,6 +86,10 @@ class _Checks(Struct, kw_only=True):
     used: bool = False
 
 
+# the offers that a job may have, its nodes, their resources, how close they are, and its project
+_Unplaced = tuple[OfferLine, int, ResourceSpec, TopologyNeed | None, str]
+
+
 class JobScheduler:
     """Decides for each waiting job, in the queue's order, whether and where it starts.
 
@@ -121,6 +125,8 @@ class JobScheduler:
         self._blocking: set[OfferLine] = set()  # lines all of whose offers are in `blocked`
         self._waits = HostWaits(self._rater.index.by_name)  # earlier jobs that wait for hosts
         self._jobs_left = JOBS  # how many jobs may still be checked for backfill
+        # what has no room: in one pass, room only shrinks, unless placements are given back
+        self._unplaced: set[_Unplaced] = set()
 
     def renew(self, capacity: QueueCapacity) -> "JobScheduler":
         """Return a scheduler for the next pass. It decides like a new one with this capacity, and
@@ -164,16 +170,29 @@ class JobScheduler:
 
     def give_back(self, placed: Sequence[JobPlacement]) -> None:
         """Count jobs as not placed, because they do not start after all."""
+        self._unplaced.clear()
         for each in reversed(placed):
             self._rater.remove(each.allocations)
             take(self._used, each.offer, -each.job.task.nodes)
 
     def _find(self, choices: Sequence[WaitingJob]) -> JobPlacement | None:
         checks = self._grant_checks()
-        placed = next(
-            (found for each in choices if (found := self._place(each, checks)) is not None), None
-        )
+        placed = next(filter(None, (self._place_new(each, checks) for each in choices)), None)
         self._jobs_left -= checks.used
+        return placed
+
+    def _place_new(self, waiting_job: WaitingJob, checks: _Checks) -> JobPlacement | None:
+        """Place the job, unless one that needs the same has found no room in this pass, such as
+        another job of its array."""
+        if waiting_job.avoid or waiting_job.reserved:
+            return self._place(waiting_job, checks)
+        task, line = waiting_job.job.task, self._line_of(waiting_job.offers)
+        need = line, task.nodes, task.resources, task.topology, waiting_job.job.project
+        if need in self._unplaced:
+            return None
+        placed = self._place(waiting_job, checks)
+        if placed is None:
+            self._unplaced.add(need)
         return placed
 
     def _take(self, placed: JobPlacement) -> None:

@@ -15,6 +15,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec, TopologyNeed
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
+from cavvy.scheduler import queue
 from cavvy.scheduler.offer_lines import count_left, pool_of, take
 from cavvy.scheduler.packing import AllocationOwner, allocate_on, allocate_one, host_of
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, JobWait, QueueCapacity, WaitingJob
@@ -56,6 +57,34 @@ def plan_jobs(
 
 def placed(decisions: list[JobPlacement | JobWait]) -> list[str]:
     return [decision.job.id for decision in decisions if isinstance(decision, JobPlacement)]
+
+
+def test_what_had_no_room_is_not_looked_for_again_until_something_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[str] = []
+
+    def count(offer: Offer, used: Any) -> int | None:
+        looks.append(offer.key)
+        return count_left(offer, used)
+
+    monkeypatch.setattr(queue, "count_left", count)
+    offers = tuple(replace(CLOUD, zone=f"z{number}") for number in range(10))
+    scheduler = JobScheduler(QueueCapacity())
+    jobs = [WaitingJob(job=job(f"j{n}", nodes=1), gang=f"g{n}", offers=offers) for n in range(500)]
+    decisions = [scheduler.decide(each) for each in jobs]
+    assert len(placed(decisions)) == 10
+    waits = [each.reason for each in decisions if isinstance(each, JobWait)]
+    assert set(waits[1:]) == {waits[1]}
+    assert len(looks) == sum(range(1, 11)) + 10, "the last 489 need what the 11th has not found"
+    other = WaitingJob(job=job("other"), gang="go", offers=(*offers, replace(CLOUD, zone="free")))
+    assert isinstance(scheduler.decide(other), JobPlacement)
+    first = decisions[0]
+    assert isinstance(first, JobPlacement)
+    before = len(looks)
+    scheduler.give_back([first])
+    scheduler.decide(jobs[-1])
+    assert len(looks) > before, "there may be room again"
 
 
 def test_a_task_that_does_not_say_holds_one_cpu() -> None:
