@@ -397,6 +397,27 @@ async def test_calls_of_the_control_plane_outlive_its_connection(
     assert len(given) == 2
 
 
+async def test_a_server_that_comes_back_learns_which_calls_wait_for_limits(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would send no other calls: those of before would fill its window."""
+    monkeypatch.chdir(tmp_path)
+    broker = Broker(str(tmp_path / "app.json"), "", None)
+    broker.functions["hold"].most = 0  # no process is started
+    told: list[list[Head]] = []
+    for number in range(2):
+        caller = Caller(broker, here=False)
+        caller.connection_made(Sink())
+        told.append([])
+        caller.send = lambda head, body=b"", mine=told[-1]: mine.append(head)  # type: ignore
+        for at in range(3):
+            call = {"op": "call", "fn": "hold", "key": f"c{at}", "limits": ["a"], "id": at + 1}
+            caller._take(at + 1, call, b"")
+        if not number:
+            caller.connection_lost(None)
+    assert [[head["id"] for head in each if head["op"] == "waits"] for each in told] == [[2, 3]] * 2
+
+
 async def test_changed_files_stay_in_the_working_folder(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

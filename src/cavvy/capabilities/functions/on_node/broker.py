@@ -319,10 +319,12 @@ class Caller(Peer):
             return
         # the control plane has lost its connection, and sends the call again
         remove(head.get("file", ""))
-        twin.caller, twin.caller_id, twin.why = self, number, ""
+        twin.caller, twin.caller_id, twin.why, twin.told = self, number, "", False
         self.calls[number] = self._keyed[number] = twin
         if twin.answer is not None:
             self.answer(twin, *twin.answer)
+        else:
+            twin.function.tell_again(twin)
 
     async def _send_file(self, number: int, path: str, *, keep: bool) -> None:
         try:
@@ -453,6 +455,12 @@ class Served:
         if not self._pumped:  # once for all calls that arrive together
             self._pumped = True
             self.broker.loop.call_soon(self.pump)
+
+    def tell_again(self, call: BrokerCall) -> None:
+        """Tell another connection of the control plane if the call waits for a limit."""
+        for slot in call.slots:
+            if call.turns is slot.parked:
+                self._tell_limit(call, slot)
 
     def _tell_limit(self, call: BrokerCall, slot: LimitSlot) -> None:
         """Tell the control plane which call waits for its limit: it sends others meanwhile."""
