@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,12 @@ from tests.sandboxes.direct_host import DirectHost, start_host
 from tests.waits import wait_until
 
 from cavvy.capabilities.functions.frames import CallFrames, pack
-from cavvy.capabilities.sandboxes.errors import SandboxEnded, SandboxFileError, SandboxNotFound
+from cavvy.capabilities.sandboxes.errors import (
+    SandboxEnded,
+    SandboxFileError,
+    SandboxLost,
+    SandboxNotFound,
+)
 from cavvy.capabilities.sandboxes.hosts import BRIDGE, ROOT
 from cavvy.capabilities.sandboxes.options import SandboxOptions
 from cavvy.capabilities.sandboxes.sandbox import Sandbox
@@ -269,6 +274,38 @@ def test_sandboxes_end_with_what_made_them(killed: str) -> None:
         os.kill(host.process.pid if killed == "host" else zygote, signal.SIGKILL)
         wait_until(lambda: not any(is_alive(each) for each in [*inside, zygote]))
         assert not Path(f"{host.folder}/root/usr").exists()  # what was mounted is gone with them
+
+
+def test_of_a_thousand_sandboxes_none_is_left() -> None:
+    """Each round ends some by their time and some by their callers, and then the host, its zygote
+    or both are killed while the others run programs."""
+    kills = ("host",), ("zygote",), ("host", "zygote")
+    for number in range(10):
+        make_and_kill(kills[number % 3])
+
+
+def make_and_kill(killed: Sequence[str]) -> None:
+    with start_host() as host:
+        host.create()  # which skips the test where sandboxes are not possible
+        (zygote,) = list_children(host.process.pid)
+        for number in range(99):
+            options = SandboxOptions(timeout=0.05 if number % 2 else 60, memory="32MB").to_wire()
+            try:
+                made = host.link.ask("create", options=options)["name"]
+            except SandboxLost as error:
+                if "timeout" not in str(error):
+                    raise
+                continue  # its time was over before it had started
+            if number % 10 == 0:
+                host.link.open("start", sandbox=made, argv=["sleep", "1000"])
+            elif number % 10 == 2:
+                host.link.ask("terminate", sandbox=made)
+        inside = [*list_below(zygote), zygote]
+        assert len(inside) >= 40
+        for name in killed:
+            os.kill(host.process.pid if name == "host" else zygote, signal.SIGKILL)
+        wait_until(lambda: not any(is_alive(each) for each in inside))
+        assert not Path(f"{host.folder}/root/usr").exists()
 
 
 def test_memory_processes_and_disk_are_limited(host: DirectHost) -> None:
