@@ -342,12 +342,12 @@ def test_a_hostile_script_is_refused_at_once() -> None:
     many = ",".join(f"0-{999_999_990 + number % 10}" for number in range(5000))
     with pytest.raises(SpecError, match="--array: the index 999,999,990 is too large"):
         parse_task(f"{HEAD}#SBATCH --array={many}\ntrue\n", file="job.sbatch")
-    for lines in (f"#SBATCH --comment={'x' * 3_000_000}\n", "#SBATCH -N1\n" * 200_000):
+    for lines in (f"#SBATCH --comment={'x' * 900_000}\n", "#SBATCH -N1\n" * 80_000):
         with pytest.raises(SpecError, match="the lines of #SBATCH are too long together"):
             parse_task(f"{HEAD}{lines}true\n", file="job.sbatch")
     with pytest.raises(SpecError, match="the lines of #PBS are too long together"):
-        parse_task(f"{HEAD}#PBS -N {'x' * 3_000_000}\ntrue\n", file="job.pbs")
-    late = f"{HEAD}true\n" + "#SBATCH -N1\n" * 100_000
+        parse_task(f"{HEAD}#PBS -N {'x' * 900_000}\ntrue\n", file="job.pbs")
+    late = f"{HEAD}true\n" + "#SBATCH -N1\n" * 80_000
     assert len(parse_file(late, file="job.sbatch").kept) == 20
 
 
@@ -639,3 +639,59 @@ def test_the_file_that_sbatch_makes_is_there_if_the_script_names_it(tmp_path: Pa
 def test_a_script_with_a_nul_byte_is_refused_at_its_place() -> None:
     with pytest.raises(SpecError, match="3:6: a script cannot contain a NUL byte"):
         parse_file("#!/bin/bash\n#SBATCH -N 1\necho \0\n", file="job.sbatch")
+
+
+CLUSTERED = "-N 2 --ntasks-per-node=2 --mem=4G --constraint=ib --exclusive\n#SBATCH -o f -J j"
+
+
+def test_a_cluster_gets_the_options_of_the_script() -> None:
+    task = parse_task(f"{HEAD}#SBATCH {CLUSTERED}\ntrue\n", file="job.sbatch")
+    (options,) = task.resources.options
+    assert options.provider == "slurm"
+    assert json.loads(options.values) == {
+        "sbatch": ["--ntasks-per-node=2", "--mem=4G", "--constraint=ib", "--exclusive"]
+    }
+
+
+def test_what_names_a_thing_of_a_cluster_is_kept_for_it() -> None:
+    text = f"{HEAD}#SBATCH --dependency=afterok:12 --begin=now+1hour --reservation=r\ntrue\n"
+    assert {each.key for each in parse_file(text, file="j.sbatch").kept if each.refused} == {
+        "--dependency",
+        "--begin",
+    }
+    chosen = ReadOptions(overrides="resources: {providers: [slurm]}")
+    assert parse_file(text, file="j.sbatch", options=chosen).kept == ()
+    both = ReadOptions(overrides="resources: {providers: [slurm, aws]}")
+    assert parse_file(text, file="j.sbatch", options=both).refused
+
+
+def run_in_cluster(tmp_path: Path, commands: str, **variables: str) -> tuple[int, str]:
+    """Run a script on a node of a cluster with a stand-in for its programs."""
+    gang, programs = tmp_path / "gang", tmp_path / "programs"
+    for folder in (gang, programs):
+        folder.mkdir()
+    (gang / "batch.env").write_text("export SLURM_JOB_ID='77'\nexport SLURM_NTASKS='6'\n")
+    for name in ("srun", "squeue", "scancel"):
+        (programs / name).write_text('#!/bin/sh\necho "real $(basename "$0") $*"\n')
+        (programs / name).chmod(0o755)
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    own = {"CAVVY_BATCH": str(gang), "PATH": path, **variables}
+    code, said = run_script(tmp_path / "work", "#SBATCH -n 2 -J mine", commands, **own)
+    assert (gang / "script-ended").exists()
+    return code, said
+
+
+def test_in_a_cluster_the_script_has_its_job_and_its_programs(tmp_path: Path) -> None:
+    commands = "srun -n 6 hostname; echo $SLURM_JOB_ID $SLURM_NTASKS $SLURM_JOB_NAME\nexit 4\n"
+    assert run_in_cluster(tmp_path, commands) == (4, "real srun -n 6 hostname\n77 6 mine\n")
+
+
+def test_in_a_cluster_the_other_nodes_wait_for_the_script(tmp_path: Path) -> None:
+    (tmp_path / "gang").mkdir()
+    (tmp_path / "gang/script-ended").touch()
+    (tmp_path / "gang/batch.env").touch()
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    own = {"CAVVY_BATCH": str(tmp_path / "gang"), "NODE_RANK": "1", "NNODES": "2", "PATH": path}
+    assert run_script(tmp_path / "work", "#SBATCH -N 2", "echo never", **own) == (0, "")

@@ -34,6 +34,8 @@ BASE = {
     "SSL_CERT_DIR",
     "SSL_CERT_FILE",
     "XDG_RUNTIME_DIR",
+    # the folder of a gang that is a job of Slurm, for a batch script that runs as in Slurm
+    "CAVVY_BATCH",
     "all_proxy",
     "ftp_proxy",
     "http_proxy",

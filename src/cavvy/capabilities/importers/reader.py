@@ -16,16 +16,17 @@ from cavvy.capabilities.importers.detect import (
     refuse_compose,
 )
 from cavvy.capabilities.importers.dialects import Dialect
+from cavvy.capabilities.importers.readers import child, items
+from cavvy.domain.slurm_options import TAKEN_OPTIONS
 from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.spec.problems import ProblemNotes, SourceMark, SpecError, SpecProblem
 from cavvy.spec.translation import KeptKey, Translation
-from cavvy.spec.tree import MAX_CHARACTERS
+from cavvy.spec.tree import MAX_CHARACTERS, ScalarNode, compose_all
 from cavvy.task_files.foreign import ScriptTask, Substitute, TaskSource, find_tool
 
 if TYPE_CHECKING:
     from cavvy.domain.node_pools import NodePool
-    from cavvy.spec.tree import ScalarNode
 
 # For some keys of Cavvy's task file, the keys of other tools that have the same meaning. If the
 # command line overrides the Cavvy key, these keys are replaced, too.
@@ -175,6 +176,17 @@ def _list_replaced(overrides: str) -> set[str]:
     return {key for own in list_overridden(overrides) for key in _OVERRIDDEN.get(own, ())}
 
 
+def _goes_to_slurm(overrides: str) -> bool:
+    """Return whether the options choose only Slurm clusters."""
+    for root in compose_all(overrides, ProblemNotes("the options", overrides)) if overrides else ():
+        names = child(child(root, "resources"), "providers")
+        found = [each.text for each in items(names) if isinstance(each, ScalarNode)]
+        if isinstance(names, ScalarNode):
+            found = [names.text]
+        return found == ["slurm"]
+    return False
+
+
 def _translate_script(system: Dialect, source: TaskSource) -> Translation:
     """Read a batch script, which runs in the current folder, as with its tool's own command."""
     _check_script(source)
@@ -195,6 +207,9 @@ def _translate_script(system: Dialect, source: TaskSource) -> Translation:
         task = replace(task, elastic=None)
     gone = _list_replaced(source.options.overrides)
     kept = tuple(each for each in found.kept if not (each.refused and each.key in gone))
+    if system is Dialect.SLURM and _goes_to_slurm(source.options.overrides):
+        # sbatch of the cluster gets what names something of it
+        kept = tuple(each for each in kept if each.key.removeprefix("--") not in TAKEN_OPTIONS)
     task = replace(task, name=task.name or slug(Path(notes.file).stem) or "task")
     return replace(found, tasks=(task,), kept=kept, guess=guess, takes_folder=True)
 

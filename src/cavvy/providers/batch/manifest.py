@@ -2,7 +2,7 @@
 connections.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from cavvy.providers.abilities import (
@@ -24,6 +24,7 @@ def make_manifest(
     image: str,
     limit: str,
     settings: Sequence[ProviderSetting],
+    options: Mapping[str, str] = {},
 ) -> Manifest:
     """Return the manifest of one batch system. For `cloud`, see `Manifest`. `image` is the
     reason why tasks with an image are refused; `limit` is the system's term for a job's time limit.
@@ -39,6 +40,7 @@ def make_manifest(
         keeps_topology=True,
         reports_cancelled=True,
         visibility_delay=timedelta(0),
+        options=options,
         docs=f"docs/guides/{name}.md",
         settings=(
             *login_node(),

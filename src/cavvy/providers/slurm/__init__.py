@@ -47,6 +47,10 @@ MANIFEST = make_manifest(
     cloud="cavvy.providers.slurm.system:make_provider",
     image="the setting `container` is unset, so this cluster's nodes run no images",
     limit="Slurm's time limit",
+    options={
+        "sbatch": "options of sbatch for the task's jobs, such as [--constraint=ib, "
+        "--reservation=course]; those for tasks, CPUs, memory and GPUs replace Cavvy's own",
+    },
     settings=(
         text(
             "partitions",

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 from cavvy.domain.offers import Offer
+from cavvy.domain.slurm_options import SIZES, TAKEN_OPTIONS
 from cavvy.domain.tasks import TaskSpec, TopologyNeed, VolumeKind
-from cavvy.providers.base import GangSpec
+from cavvy.providers.base import GangSpec, Refused
 from cavvy.providers.batch import export
 from cavvy.providers.batch.shapes import gpu_of, shards_of
 from cavvy.providers.batch.system import WAIT, ClusterQueue, JobFiles, JobOptions, time_limit
@@ -35,7 +36,7 @@ if {bare} && ! command -v {python} >/dev/null; then
 fi
 trap ': > warned' USR1
 trap : TERM
-{boxed}{srun}{container} \\
+{own_script}{boxed}{srun}{container} \\
     sh -c 'exec "$0" -I -S "$1/start.py" "$1/agent" "$2" "$SLURM_PROCID"' \\
     {python} {agent} {folder} &
 {wait}
@@ -43,6 +44,17 @@ echo "$code $(date +%s)" > .end && mv .end end
 exit $code
 """
 
+# For a task that is a batch script: what Slurm has told this script, which is then the script's
+# own, and not the step's of the agents. Without the variables of sbatch's sizes, the agents' step
+# has all that the job has.
+_OWN_SCRIPT = """\
+export -p | grep '^export SLURM' > .batch.env && mv .batch.env batch.env
+export CAVVY_BATCH={folder}
+agent_cpus="${{SLURM_CPUS_ON_NODE:-1}}"
+unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_NTASKS_PER_GPU \\
+    SLURM_CPUS_PER_TASK SLURM_CPUS_PER_GPU SLURM_TRES_PER_TASK SLURM_GPUS SLURM_GPUS_PER_TASK \\
+    SLURM_GPUS_PER_NODE SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE SLURM_DISTRIBUTION
+"""
 _MINUTE = timedelta(minutes=1)
 # The CPUs that the job has on each node, or on the smallest of its nodes if it asked for no number.
 _CPUS = (
@@ -54,15 +66,46 @@ _CPUS = (
 _RUN = f'NODE_RANK=$SLURM_PROCID exec bash -c "{export.STAY}; $CAVVY_WORK"'
 
 
+def read_own_options(gang: GangSpec, partitions: Sequence[str] = ()) -> Mapping[str, str]:
+    """Return the options of sbatch that the task sets, by name. `partitions` are those that the
+    settings allow, or () for all. Raises Refused.
+    """
+    found: dict[str, str] = {}
+    for each in gang.options.get("sbatch") or ():
+        name, given, value = str(each).removeprefix("--").partition("=")
+        if name not in TAKEN_OPTIONS or not str(each).startswith("--"):
+            raise Refused(f"a task cannot set the option {each} of sbatch")
+        if name == "partition" and partitions and value not in partitions:
+            raise Refused(
+                f"the task wants the partition {value}, and the setting `partitions` of "
+                f"[providers.slurm] allows {', '.join(partitions)}"
+            )
+        found[name] = f"--{name}{given}{value}"
+    return found
+
+
 def make_options(
-    gang: GangSpec, queue: ClusterQueue, files: JobFiles, job_options: JobOptions, qos: str
+    gang: GangSpec,
+    queue: ClusterQueue,
+    files: JobFiles,
+    job_options: JobOptions,
+    qos: str,
+    own: Mapping[str, str] = {},
 ) -> Sequence[str]:
-    """Return the options of sbatch. Cavvy's own options come last, so that the settings cannot
-    override them.
+    """Return the options of sbatch. Cavvy's own options come last, so that the settings, and the
+    options `own` of the task, cannot override them.
     """
     offer = gang.offer
-    options = [
+    stated = {what for what, names in SIZES.items() if own.keys() & {*names}}
+    gres = gres_of(offer)
+    sizes = {
+        "cpus": ["--ntasks-per-node=1", f"--cpus-per-task={max(1, int(offer.vcpus))}"],
+        "memory": [f"--mem={offer.memory_mib}M"],
+        "gpus": [f"--gres={gres}"] if gres else [],
+    }
+    return [
         f"--partition={queue.name}",
+        *own.values(),
         *([f"--account={job_options.account}"] if job_options.account else []),
         *([f"--qos={qos}"] if qos else []),
         f"--time={format_length(time_limit(gang, queue))}",
@@ -71,9 +114,7 @@ def make_options(
         f"--comment={files.mark}",
         f"--nodes={gang.nodes}",
         *place_together(gang.topology, gang.nodes, job_options.topology),
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={max(1, int(offer.vcpus))}",
-        f"--mem={offer.memory_mib}M",
+        *(option for what, given in sizes.items() if what not in stated for option in given),
         f"--signal=B:USR1@{job_options.warning_s}",
         "--no-requeue",
         "--export=ALL",
@@ -81,8 +122,6 @@ def make_options(
         f"--output={files.folder}/batch.log",
         "--open-mode=append",
     ]
-    gres = gres_of(offer)
-    return [*options, f"--gres={gres}"] if gres else options
 
 
 def place_together(
@@ -122,35 +161,42 @@ def make_script(gang: GangSpec, files: JobFiles, python: str, *, pyxis: bool = F
     """Return the job's script. If `pyxis` is True, the job step runs in the gang's image with the
     image's own Python.
     """
+    own_script = "sbatch" in gang.options
     folders = (files.agent, files.folder)
     container = list_container_options(gang, folders) if pyxis and gang.image else []
+    folder = shlex.quote(files.folder)
     return _SCRIPT.format(
+        own_script=_OWN_SCRIPT.format(folder=folder) if own_script else "",
         bare="false" if container else "true",
         boxed="CAVVY_BOXED=1 " if container else "",
         container="".join(f" {shlex.quote(each)}" for each in container),
         name=gang.name,
-        folder=shlex.quote(files.folder),
+        folder=folder,
         agent=shlex.quote(files.agent),
         python=shlex.quote(python),
         shown=python.replace('"', ""),
         srun=make_srun(
             gang.nodes,
-            str(max(1, int(gang.offer.vcpus))),
+            '"$agent_cpus"' if own_script else str(max(1, int(gang.offer.vcpus))),
             shards_of(gang.offer)[0],
             ends_together=False,
+            overlaps=own_script,
         ),
         wait=WAIT.format(process="$!"),
     )
 
 
-def make_srun(nodes: int, cpus: str, shards: int, *, ends_together: bool) -> str:
+def make_srun(
+    nodes: int, cpus: str, shards: int, *, ends_together: bool, overlaps: bool = False
+) -> str:
     """Return the start of an srun command that runs one task on each node. Since Slurm 22.05, srun
     no longer reads the number of CPUs of sbatch, so `cpus` is passed on.
     https://slurm.schedmd.com/archive/slurm-22.05.0/srun.html#OPT_cpus-per-task
     The job's `shards` of a GPU are repeated without their type, with which Slurm 22.05 makes no
-    step.
+    step. A step that `overlaps` leaves what it has to other steps, too.
     """
     gres = f" --gres=shard:{shards}" if shards else ""
+    gres += " --overlap" if overlaps else ""
     return (
         f"srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus} \\\n"
         f"    --kill-on-bad-exit={int(ends_together)} --wait=0 --mpi=none --unbuffered{gres}"

@@ -23,7 +23,13 @@ from cavvy.providers.batch.system import (
     read_job_options,
 )
 from cavvy.providers.slurm import with_containers
-from cavvy.providers.slurm.script import make_export, make_options, make_script, object_to_topology
+from cavvy.providers.slurm.script import (
+    make_export,
+    make_options,
+    make_script,
+    object_to_topology,
+    read_own_options,
+)
 
 _TOOLS = ("sbatch", "squeue", "scancel", "scontrol", "sacct", "sacctmgr")
 DIALECT = BatchDialect(
@@ -112,6 +118,8 @@ class SlurmSystem:
         self.job_options = read_job_options(settings, "sbatch_options")
         self._qos = str(settings.get("qos", ""))
         self._pyxis = settings.get("container") == "pyxis"
+        named = str(settings.get("partitions", "")).split(",")
+        self._partitions = [each.strip() for each in named if each.strip()]
 
     def object_to_topology(self, need: TopologyNeed) -> str:
         return object_to_topology(need, self.job_options)
@@ -145,7 +153,8 @@ class SlurmSystem:
     def make_job(
         self, gang: GangSpec, queue: ClusterQueue, files: JobFiles
     ) -> tuple[Sequence[str], str]:
-        options = make_options(gang, queue, files, self.job_options, self._qos)
+        own = read_own_options(gang, self._partitions)
+        options = make_options(gang, queue, files, self.job_options, self._qos, own)
         return options, make_script(gang, files, self.job_options.python, pyxis=self._pyxis)
 
     def export(self, task: TaskSpec, offer: Offer | None, nodes: int) -> str:

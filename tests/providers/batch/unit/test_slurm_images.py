@@ -8,10 +8,16 @@ from tests.records import make_gang_spec
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ImageBuild, TaskSpec, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.providers.base import AgentEndpoint, GangSpec, Refused
-from cavvy.providers.batch.system import JobFiles
+from cavvy.providers.batch.system import ClusterQueue, JobFiles, JobOptions
 from cavvy.providers.slurm import MANIFEST, with_containers
-from cavvy.providers.slurm.script import make_script, name_for_enroot
+from cavvy.providers.slurm.script import (
+    make_options,
+    make_script,
+    name_for_enroot,
+    read_own_options,
+)
 from cavvy.spec.support import refusals
 
 OFFER = Offer(
@@ -81,3 +87,33 @@ def test_names_for_enroot() -> None:
     assert name_for_enroot("python:3.12") == "python:3.12"
     assert name_for_enroot("team/image") == "team/image"
     assert name_for_enroot("localhost:5000/a/b") == "localhost:5000#a/b"
+
+
+def test_options_of_a_task_are_those_of_sbatch() -> None:
+    """Cavvy's own come last; those of the settings cannot be overridden."""
+    asked = ["--constraint=ib", "--account=mine", "--ntasks-per-node=4", "--mem=3G", "--exclusive"]
+    spec = replace(gang(None), options={"sbatch": asked})
+    queue = ClusterQueue(name="main", nodes=(), longest=None, taken=False, reclaim_s=30)
+    own = read_own_options(spec)
+    found = make_options(spec, queue, files("/f"), JobOptions(account="lab"), "", own)
+    assert [each for each in asked if each in found] == asked
+    assert found.index("--account=lab") > found.index("--account=mine")
+    assert not any(each.startswith(("--cpus-per-task", "--mem=4096")) for each in found)
+    assert "--overlap" in make_script(spec, files("/f"), "python3")
+    assert "--overlap" not in make_script(gang(None), files("/f"), "python3")
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--output=/etc/passwd", "--uid=0", "--export-file=/x", "-M other", "--wrap=x", "--chdir=/"],
+)
+def test_a_task_cannot_name_files_or_users_to_sbatch(option: str) -> None:
+    with pytest.raises(Refused, match="a task cannot set the option"):
+        read_own_options(replace(gang(None), options={"sbatch": [option]}))
+
+
+def test_a_partition_that_the_settings_do_not_allow_is_refused() -> None:
+    spec = replace(gang(None), options={"sbatch": ["--partition=big"]})
+    assert read_own_options(spec, ["big", "small"]) == {"partition": "--partition=big"}
+    with pytest.raises(Refused, match="allows small"):
+        read_own_options(spec, ["small"])

@@ -24,6 +24,7 @@ from cavvy.capabilities.importers.dialects import Dialect
 from cavvy.capabilities.importers.own_rules import check_task
 from cavvy.capabilities.importers.script_lines import DirectiveError, ScriptOption, split_words
 from cavvy.capabilities.importers.script_names import PROGRAMS, list_missing
+from cavvy.capabilities.importers.slurm.cluster_options import make_options
 from cavvy.capabilities.importers.slurm.directives import (
     SHORT,
     SWITCHES,
@@ -343,6 +344,7 @@ class _ScriptReader:
             parallel=parallel,
             resources=ResourceSpec(
                 accelerators=self._find_needs(kind, gpus) if gpus else (),
+                options=make_options(self._found),
                 cpus_min=float(cpus) if cpus else None,
                 memory_min_mib=memory,
             ),

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -34,6 +35,7 @@ KILL_WAIT_S = 30  # Slurm's default KillWait
 TIMED_OUT = 128 + signal.SIGTERM
 LOOK_S = 0.2
 FOLDER = "CAVVY_SLURM"  # the variable with the folder of these programs on a node
+BATCH = "CAVVY_BATCH"  # the variable with the folder of a job of a real Slurm
 WORK = "CAVVY_SLURM_WORK"  # the variable with the working folder on a node
 PLAN = "CAVVY_SLURM_PLAN"  # the variable with what the script's options say
 COMMANDS = {
@@ -89,6 +91,8 @@ def run_batch(words: list[str]) -> int:
     plan = json.loads(os.environ[PLAN])
     folder = os.environ[FOLDER]
     system = plan.get("system", "slurm")
+    if system == "slurm" and has_cluster():
+        return run_in_cluster(plan, words)
     lay_commands(folder, COMMANDS[system])
     os.environ["NPROC_PER_NODE"] = str(plan["tasks_per_node"])
     nodes = int(os.environ.get("NNODES", "1"))
@@ -109,6 +113,58 @@ def run_batch(words: list[str]) -> int:
         with open(os.path.join(folder, "environment.json"), "w", encoding="utf-8") as file:
             json.dump(env, file)
     return ScriptRun(plan, env).run(words)
+
+
+def has_cluster() -> bool:
+    """Return whether the node is one of a Slurm cluster that has given its nodes to this job."""
+    place = os.environ.get(BATCH, "")
+    has_job = bool(place) and os.path.exists(os.path.join(place, "batch.env"))
+    return has_job and shutil.which("srun") is not None
+
+
+def run_in_cluster(plan: dict[str, Any], words: list[str]) -> int:
+    """Run the script as Slurm's own batch job does: on the first node, with the variables of the
+    job of Slurm, and its programs. The others wait until the script has ended.
+    """
+    place = os.environ[BATCH]
+    ended = os.path.join(place, "script-ended")
+    if os.environ.get("NODE_RANK", "0") != "0":
+        while not os.path.exists(ended):
+            time.sleep(LOOK_S)
+        return 0
+    env = {**os.environ, **read_batch_variables(os.path.join(place, "batch.env"))}
+    env["SLURM_SUBMIT_DIR"] = os.getcwd()  # of the script, and not of the agents
+    env["SLURM_JOB_NAME"] = plan["name"]
+    if "CAVVY_ARRAY_INDEX" in env:
+        env.update({name: str(each) for name, each in _list_array_variables(plan).items()})
+    os.environ.update(env)  # for the programs that signal steps
+    try:
+        return ScriptRun(plan, env).run(words)
+    finally:
+        with open(ended, "w", encoding="utf-8"):
+            pass
+
+
+def read_batch_variables(path: str) -> dict[str, str]:
+    """Return the variables of a file that `export -p` of a shell has written."""
+    found = {}
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            with suppress(ValueError):
+                words = shlex.split(line)
+                name, given, value = words[-1].partition("=")
+                if given:
+                    found[name] = value
+    return found
+
+
+def list_cluster_steps() -> list[str]:
+    """Return the steps of the script in a Slurm cluster: all but that of the agents, the first."""
+    job = os.environ["SLURM_JOB_ID"]
+    command = ["squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    steps = done.stdout.decode().split()
+    return [each for each in steps if each.partition(".")[2].isdigit() and each != f"{job}.0"]
 
 
 class ScriptRun:
@@ -1170,6 +1226,10 @@ def signal_step(step: str, number: int) -> None:
 
 def signal_all_steps(number: int) -> None:
     """Signal the tasks of all steps, on all nodes."""
+    if has_cluster():
+        for step in list_cluster_steps():
+            subprocess.call(["scancel", f"--signal={int(number)}", step])
+        return
     with open_steps() as state:
         steps = {each: [taken["rank"] for taken in ranks] for each, ranks in state["steps"].items()}
     for step, ranks in steps.items():
