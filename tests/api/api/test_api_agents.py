@@ -99,6 +99,35 @@ async def test_a_run_from_claim_to_exit(api: Api) -> None:
     assert log.headers["cavvy-log-offset"] == "10"
 
 
+async def test_output_and_the_wait_for_orders_of_a_known_rank_read_no_attempt(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    await report(api, gang, {"seq": 1, "kind": "running"})
+    await until(lambda: _phase(api, "running"))
+    await report(api, gang, {"seq": 2, "kind": "telemetry", "values": {"cpu_percent": 1}})
+    reads: list[str] = []
+    store = api.app_state.store
+    real = store.attempt_of_gang
+
+    async def read(name: str) -> Any:
+        reads.append(name)
+        return await real(name)
+
+    monkeypatch.setattr(store, "attempt_of_gang", read)
+    assert (await write_log(api, gang, b"one", 0)).json() == {"offset": 3}
+    wait = {"gang": gang, "rank": 0, "after": 0, "wait_s": 0}
+    orders = await api.http.get("/agent/v1/orders", params=wait, headers=api.agent(gang))
+    assert orders.json()["order"] is None
+    assert not reads
+    await api.http.post(JOB + "/stop", json={})
+    assert (await write_log(api, gang, b"two", 3)).status_code == 200
+    wait["wait_s"] = 20
+    orders = await api.http.get("/agent/v1/orders", params=wait, headers=api.agent(gang))
+    assert orders.json()["order"]["kind"] == "stop"
+
+
 async def test_figures_of_an_agent_that_keeps_them_are_taken_and_all_else_is_stored(
     api: Api,
 ) -> None:

@@ -376,18 +376,15 @@ async def enter(request: Request, gang: str, rank: int = 0) -> AppState:
     """Check that an agent has sent the token of its gang, and that the gang has not ended. Returns
     the application state. Raises ApiProblem.
     """
-    app_state = _speak(request)
-    app_state.tokens.check(request, gang)
-    if not app_state.control_plane.agents.knows(gang, rank):
-        await _attempt(app_state, gang, rank)
-    return app_state
+    return (await enter_attempt(request, gang, rank))[0]
 
 
 async def enter_attempt(request: Request, gang: str, rank: int = 0) -> tuple[AppState, Attempt]:
     """Check the request as `enter` does, and also return the gang's attempt."""
     app_state = _speak(request)
     app_state.tokens.check(request, gang)
-    return app_state, await _attempt(app_state, gang, rank)
+    known = app_state.control_plane.agents.find_attempt(gang, rank)
+    return app_state, known or await _attempt(app_state, gang, rank)
 
 
 def _speak(request: Request) -> AppState:

@@ -295,9 +295,12 @@ class AgentSessions:
         for waiter in self._waiters.get(gang, ()):
             waiter.set()
 
-    def knows(self, gang: str, rank: int) -> bool:
-        """Return whether this rank is known to have an agent, and its attempt to go on."""
-        return self._known(gang, rank) is not None
+    def find_attempt(self, gang: str, rank: int) -> Attempt | None:
+        """Return the attempt of a rank that is known to have an agent, or None if the attempt must
+        be read. It has not ended.
+        """
+        known = self._known(gang, rank)
+        return None if known is None else known.attempt
 
     def _known(self, gang: str, rank: int) -> KnownRank | None:
         return self.gathered.find(gang, rank, self._clock.now())
