@@ -336,6 +336,25 @@ def test_no_loss_of_power_ends_the_trust_while_a_device_follows_new_keys(
     assert steps > 20, "the reading was not cut"
 
 
+def test_a_loss_of_power_after_the_lists_were_read_lets_no_older_list_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site()
+    site.publish(1)
+    older = dict(site.files)
+    site.publish(2)
+    (tmp_path / "begin").mkdir()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    disk = StrictDisk(tmp_path / "now", tmp_path / "begin", 10**6)
+    with disk.active(monkeypatch):
+        ask(site, disk.folder, 2)
+    disk.restore(tmp_path / "after", "all")
+    disk.close()
+    site.files = older
+    with pytest.raises(RepositoryError):
+        ask(site, tmp_path / "after", 1)
+
+
 def test_a_damaged_file_of_the_served_version_is_not_linked(tmp_path: Path) -> None:
     site = Site()
     site.publish(1, contents=OLD)
