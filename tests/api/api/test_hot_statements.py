@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 from tests.api.api.test_api_agents import claim, report, start
 from tests.api.api_state import Api, open_api, until
+from tests.store.ended_rows import copy_ended, weigh
 
 from cavvy.store.drivers import DatabaseSession
 
 _FEW, _MANY = 900, 1500  # jobs that have ended; at most 800 are read for estimates
 _STEPS = 20  # of SQLite's machine, by which two runs of a statement may differ
-# the columns that name a job, an attempt or a gang
-_NAMES = {"id", "job_id", "attempt_id", "gang", "bought_as", "name"}
-_TABLES = ("jobs", "documents", "attempts", "nodes", "charges", "ledger_subjects", "ledger")
 _READS = (
     "/v1/jobs?arrays=true",
     "/v1/projects/default/jobs?arrays=true&limit=50",
@@ -34,33 +32,16 @@ _READS = (
 _COUNTED = "phase IN (?, ?, ?) GROUP BY project, phase"
 
 
-def copy_ended(path: Path, first: int, last: int) -> None:
+def copy_rows(path: Path, first: int, last: int) -> None:
     """Copy the rows of the job `ended`, and of all that belongs to it, under these numbers."""
     with closing(sqlite3.connect(path, timeout=60)) as database, database:
-        database.execute("PRAGMA foreign_keys=OFF")
-        for table in _TABLES:
-            columns = database.execute(f"PRAGMA table_info({table})").fetchall()
-            names = [each[1] for each in columns]
-            owner = "id" if table == "jobs" else "job_id"
-            if owner not in names and "attempt_id" not in names:
-                continue
-            texts = [each[1] for each in columns if each[2] not in ("BIGINT", "INTEGER")]
-            made = ", ".join(
-                f"{each} || '-' || n" if each in _NAMES and each in texts else f'"{each}"'
-                for each in names
-            )
-            ended = "SELECT id FROM jobs WHERE name = 'ended'"
-            where = (
-                f"{owner} IN ({ended})"
-                if owner in names
-                else f"attempt_id IN (SELECT id FROM attempts WHERE job_id IN ({ended}))"
-            )
-            database.execute(
-                "WITH RECURSIVE numbers(n) AS "
-                "(SELECT ? UNION ALL SELECT n + 1 FROM numbers WHERE n < ?) "
-                f"INSERT INTO {table} SELECT {made} FROM {table}, numbers WHERE {where}",
-                (first, last),
-            )
+        copy_ended(database, "SELECT id FROM jobs WHERE name = 'ended'", first, last)
+
+
+def weigh_in(path: Path, sql: str, values: tuple[object, ...]) -> tuple[str, int]:
+    """How SQLite runs a statement, and how many steps that takes. Nothing is changed."""
+    with closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as database:
+        return weigh(database, sql, values)
 
 
 class Asked:
@@ -75,25 +56,6 @@ class Asked:
             return run(session, sql, values)
 
         patch.setattr(DatabaseSession, "run", noted)
-
-
-def weigh(path: Path, sql: str, values: tuple[object, ...]) -> tuple[str, int]:
-    """How SQLite runs a statement, and how many steps that takes. Nothing is changed."""
-    with closing(sqlite3.connect(path, timeout=60, isolation_level=None)) as database:
-        plan = database.execute(f"EXPLAIN QUERY PLAN {sql}", values).fetchall()
-        steps = 0
-
-        def count() -> int:
-            nonlocal steps
-            steps += 1
-            return 0
-
-        database.execute("BEGIN")
-        database.set_progress_handler(count, 1)
-        database.execute(sql, values).fetchall()
-        database.set_progress_handler(None, 1)
-        database.execute("ROLLBACK")
-    return "\n".join(str(each[3]) for each in plan), steps
 
 
 async def use(api: Api, gang: str) -> None:
@@ -136,12 +98,12 @@ async def test_no_statement_grows_with_the_jobs_that_have_ended(
         if sql.lstrip().startswith(("SELECT", "WITH", "UPDATE", "DELETE"))
     }
     assert len(read) >= 30
-    copy_ended(path, 1, _FEW)
-    few = {sql: weigh(path, sql, values) for sql, values in read.items()}
-    copy_ended(path, _FEW + 1, _FEW + _MANY)
+    copy_rows(path, 1, _FEW)
+    few = {sql: weigh_in(path, sql, values) for sql, values in read.items()}
+    copy_rows(path, _FEW + 1, _FEW + _MANY)
     grown = []
     for sql, values in read.items():
-        plan, steps = weigh(path, sql, values)
+        plan, steps = weigh_in(path, sql, values)
         assert plan == few[sql][0]
         if steps > few[sql][1] + _STEPS and not sql.endswith(_COUNTED):
             grown.append(f"{few[sql][1]} steps, then {steps}: {sql}\n{plan}")
