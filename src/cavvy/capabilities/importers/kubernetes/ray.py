@@ -161,30 +161,10 @@ def _join_pods(
     if len(images) > 1:
         reason = f"head and workers have different images ({' and '.join(sorted(images))}), and "
         kept.refuse(job.mark, f"{where}.workerGroupSpecs", f"{reason}all nodes of a job are alike")
-    needs: list[dict[str, Any]] = [
-        {**at(each, "resources", "limits"), **at(each, "resources", "requests")}
-        for each in containers
-    ]
-    joined: dict[str, Any] = {}
-    for need in needs:
-        for key, value in need.items():
-            joined[key] = max(joined.get(key, value), value, key=_measure)
-    if any(need != needs[0] for need in needs):
-        reason = "head and workers need different resources, and all nodes of a job are alike: "
-        kept.note(job.mark, f"{where}.headGroupSpec", f"{reason}each gets the larger ones")
-    env: dict[str, Any] = {}
-    for each in containers:
-        for entry in each.get("env") or ():
-            name = str(entry.get("name"))
-            if env.setdefault(name, entry) != entry:
-                reason = f"head and workers have other values of {name}; give it one name for each"
-                kept.refuse(job.mark, f"{where}.workerGroupSpecs.env.{name}", reason)
-        for key in ("command", "args"):
-            if each.get(key):
-                reason = "each node starts Ray itself; delete it"
-                kept.refuse(
-                    job.mark, f"{where}.headGroupSpec.template.spec.containers.{key}", reason
-                )
+    for key in ("command", "args"):
+        if any(each.get(key) for each in containers):
+            under = f"{where}.headGroupSpec.template.spec.containers.{key}"
+            kept.refuse(job.mark, under, "each node starts Ray itself; delete it")
     mounts = {
         str(m.get("mountPath")): m for each in containers for m in each.get("volumeMounts") or ()
     }
@@ -197,9 +177,9 @@ def _join_pods(
         **containers[0],
         "command": ["true"],
         "args": None,
-        "env": list(env.values()),
+        "env": _join_env(job, containers, where, kept),
         "volumeMounts": list(mounts.values()),
-        "resources": {"limits": joined},
+        "resources": {"limits": _join_needs(job, containers, where, kept)},
         # Ray's own probes and ports, which Cavvy does not need
         **dict.fromkeys(("lifecycle", "ports", "livenessProbe", "readinessProbe", "startupProbe")),
     }
@@ -216,6 +196,38 @@ def _join_pods(
             "initContainers": None,
         },
     }
+
+
+def _join_needs(
+    job: JobObject, containers: Sequence[Values], where: str, kept: TranslationNotes
+) -> Values:
+    """Return the larger of what the containers need of each resource."""
+    needs: list[dict[str, Any]] = [
+        {**at(each, "resources", "limits"), **at(each, "resources", "requests")}
+        for each in containers
+    ]
+    joined: dict[str, Any] = {}
+    for need in needs:
+        for key, value in need.items():
+            joined[key] = max(joined.get(key, value), value, key=_measure)
+    if any(need != needs[0] for need in needs):
+        reason = "head and workers need different resources, and all nodes of a job are alike: "
+        kept.note(job.mark, f"{where}.headGroupSpec", f"{reason}each gets the larger ones")
+    return joined
+
+
+def _join_env(
+    job: JobObject, containers: Sequence[Values], where: str, kept: TranslationNotes
+) -> Sequence[Values]:
+    """Return the variables of all containers, which must agree."""
+    env: dict[str, Any] = {}
+    for each in containers:
+        for entry in each.get("env") or ():
+            name = str(entry.get("name"))
+            if env.setdefault(name, entry) != entry:
+                reason = f"head and workers have other values of {name}; give it one name for each"
+                kept.refuse(job.mark, f"{where}.workerGroupSpecs.env.{name}", reason)
+    return list(env.values())
 
 
 def _sort_pod(job: JobObject, pod: Values, where: str, kept: TranslationNotes) -> None:

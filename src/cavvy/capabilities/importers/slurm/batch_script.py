@@ -370,6 +370,14 @@ class _ScriptReader:
             "gpus_per_task": gpus_per_task,
             "time_s": limit,
             "signal": warning,
+            "array": indices,
+            **self._list_as_stated(text),
+        }
+        return task, plan
+
+    def _list_as_stated(self, text: str) -> dict[str, Any]:
+        """Return what the programs on the node need of the script as it states it."""
+        found: dict[str, Any] = {
             "output": self._text("output") or self._find_output(text),
             "error": self._text("error"),
             "append": self._text("open-mode").startswith("a"),
@@ -377,15 +385,14 @@ class _ScriptReader:
             "partition": self._text("partition"),
             "account": self._text("account"),
             "folder": self._read_folder(),
-            "array": indices,
         }
         if calls_sbatch(text):
-            plan["sbatch"] = {
+            found["sbatch"] = {
                 "short": SHORT,
                 "switches": sorted(SWITCHES),
                 "known": sorted({*_EVERY, "wrap"}),
             }
-        return task, plan
+        return found
 
     def _list_set(self, cpus: int, gpus: int, memory: int | None) -> dict[str, Any]:
         """Return the variables that state the value of an option."""

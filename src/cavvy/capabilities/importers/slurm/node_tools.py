@@ -359,21 +359,7 @@ def make_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
         "SLURM_JOB_GID": os.getgid(),
         "SLURM_PRIO_PROCESS": 0,
     }
-    if plan["account"]:
-        values["SLURM_JOB_ACCOUNT"] = plan["account"]
-    if plan["per_node"]:
-        values["SLURM_NTASKS_PER_NODE"] = plan["per_node"]
-    if plan["cpus_per_task"]:
-        values["SLURM_CPUS_PER_TASK"] = plan["cpus_per_task"]
-    if plan["memory_mib"]:
-        values["SLURM_MEM_PER_NODE"] = plan["memory_mib"]
-    if plan["gpus"]:
-        devices = ",".join(list_devices(plan["gpus"]))
-        values["SLURM_GPUS_ON_NODE"] = plan["gpus"]
-        values["SLURM_JOB_GPUS"] = values["SLURM_STEP_GPUS"] = devices
-        if plan["gpus_per_task"]:
-            values["SLURM_GPUS_PER_TASK"] = plan["gpus_per_task"]
-    values.update(plan.get("set", {}))
+    values.update(_list_stated_variables(plan))
     values["SLURM_TMPDIR"] = make_own_folder()
     if plan["time_s"]:
         values["SLURM_JOB_END_TIME"] = now + plan["time_s"]
@@ -382,6 +368,23 @@ def make_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
     if "CAVVY_ARRAY_INDEX" in env:
         values.update(_list_array_variables(plan))
     return {name: str(value) for name, value in values.items()}
+
+
+def _list_stated_variables(plan: dict[str, Any]) -> dict[str, Any]:
+    """Return the variables that sbatch sets only if the script states what they say."""
+    stated = {
+        "SLURM_JOB_ACCOUNT": plan["account"],
+        "SLURM_NTASKS_PER_NODE": plan["per_node"],
+        "SLURM_CPUS_PER_TASK": plan["cpus_per_task"],
+        "SLURM_MEM_PER_NODE": plan["memory_mib"],
+    }
+    if plan["gpus"]:
+        devices = ",".join(list_devices(plan["gpus"]))
+        stated["SLURM_GPUS_ON_NODE"] = plan["gpus"]
+        stated["SLURM_JOB_GPUS"] = stated["SLURM_STEP_GPUS"] = devices
+        stated["SLURM_GPUS_PER_TASK"] = plan["gpus_per_task"]
+    found = {name: value for name, value in stated.items() if value}
+    return {**found, **plan.get("set", {})}
 
 
 def make_own_folder() -> str:
@@ -449,23 +452,31 @@ def make_pbs_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
     if plan["time_s"]:
         values["PBS_WALLTIME"] = plan["time_s"]
     if plan["gpus"]:
-        # of Torque: a line such as HOST-gpu0 for each GPU
-        gpus = os.path.join(env[FOLDER], "gpufile")
-        devices = list_devices(plan["gpus"])
-        with open(gpus, "w", encoding="utf-8") as lines:
-            lines.writelines(f"{host}-gpu{each}\n" for host in hosts for each in devices)
-        values["PBS_GPUFILE"] = gpus
+        values["PBS_GPUFILE"] = _write_gpu_file(hosts, plan["gpus"])
     if "CAVVY_ARRAY_INDEX" in env:
-        array = zlib.crc32(env.get("CAVVY_ARRAY_JOB", plan["name"]).encode())
-        index = env["CAVVY_ARRAY_INDEX"]
-        whole = array % 90_000_000 + 10_000_000
-        values |= {
-            "PBS_JOBID": f"{whole}[{index}].cavvy",
-            "PBS_ARRAY_ID": f"{whole}[].cavvy",
-            "PBS_ARRAY_INDEX": index,
-            "PBS_ARRAYID": index,  # of Torque
-        }
+        values.update(_list_pbs_array_variables(plan))
     return {name: str(value) for name, value in values.items()}
+
+
+def _write_gpu_file(hosts: list[str], count: int) -> str:
+    """Write Torque's file with a line such as HOST-gpu0 for each GPU. Return its path."""
+    path = os.path.join(os.environ[FOLDER], "gpufile")
+    devices = list_devices(count)
+    with open(path, "w", encoding="utf-8") as lines:
+        lines.writelines(f"{host}-gpu{each}\n" for host in hosts for each in devices)
+    return path
+
+
+def _list_pbs_array_variables(plan: dict[str, Any]) -> dict[str, Any]:
+    array = zlib.crc32(os.environ.get("CAVVY_ARRAY_JOB", plan["name"]).encode())
+    index = os.environ["CAVVY_ARRAY_INDEX"]
+    whole = array % 90_000_000 + 10_000_000
+    return {
+        "PBS_JOBID": f"{whole}[{index}].cavvy",
+        "PBS_ARRAY_ID": f"{whole}[].cavvy",
+        "PBS_ARRAY_INDEX": index,
+        "PBS_ARRAYID": index,  # of Torque
+    }
 
 
 def fill_pbs(pattern: str, env: dict[str, str], kind: str) -> str:
