@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Raw, structs
 from msgspec.json import encode
-from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, listing, sign_in
+from tests.console_rig import HOSTILE_TEXTS, NOW, CannedClient, listing, log_answer, sign_in
 
 from cavvy.capabilities.functions import wire
 from cavvy.capabilities.functions.counts.wire import (
@@ -236,8 +236,6 @@ def test_an_app_that_is_not_deployed_is_shown_while_it_runs() -> None:
 
 
 def test_a_call_has_its_traceback_and_what_it_has_printed() -> None:
-    from tests.console_rig import log_answer
-
     log = b"encode c1 | first\nencode c2 | other\nencode | none\nencode c1 | \x1b[31mred\n"
     client = canned(**{"/v1/projects/default/jobs/j1/logs": log_answer(log)})
     shown = text_of(sign_in(client).get("/apps/default/embed/calls/c1").text)
@@ -247,6 +245,23 @@ def test_a_call_has_its_traceback_and_what_it_has_printed() -> None:
     assert "red" in shown
     assert "other" not in shown
     assert sign_in(client).get("/apps/default/embed/calls/c9").status_code == 404
+
+
+def test_a_call_has_its_job_its_cost_and_what_it_waits_for() -> None:
+    waits = kept("waiting", why="2 calls of user-7 run", id="c2")
+    ran = kept("done", job="j9", cost_micros=2_500_000, ended_at=NOW)
+    own, other = (f"/v1/projects/default/jobs/{each}/logs" for each in ("j9", "j1"))
+    log = {own: log_answer(b"encode c1 | in its own job\n"), other: log_answer(b"")}
+    read = {f"{PATH}/calls/read": wire.CallsRead(ended=[], missing=[])}
+    client = canned(**{f"{PATH}/calls": [waits, ran], **log, **read})
+    page = sign_in(client).get("/apps/default/embed").text
+    assert "2 calls of user-7 run" in text_of(page)
+    assert "$2.50 mia, in its job" in text_of(page)
+    assert "/jobs/default/j9" in page
+    shown = text_of(sign_in(client).get("/apps/default/embed/calls/c1").text)
+    assert "in its own job" in shown
+    assert "$2.50" in shown
+    assert "It waits: 2 calls" in sign_in(client).get("/apps/default/embed/calls/c2").text
 
 
 def test_a_call_that_waits_is_cancelled() -> None:

@@ -74,8 +74,8 @@ class FunctionRow(NamedTuple):
 
 
 class CallRow(NamedTuple):
-    """A call of the list: one that the server keeps has an ID. `error` is the last line of the
-    error."""
+    """A call of the list: one that the server keeps has an ID. `told` is the last line of the
+    error, or what the call waits for."""
 
     id: str
     function: str
@@ -85,8 +85,9 @@ class CallRow(NamedTuple):
     took_s: float | None
     who: str
     job: str
-    error: str
+    told: str
     trace: str
+    cost_micros: int | None
 
 
 _KEYS: Mapping[str, Callable[[AppRow], Any]] = {
@@ -175,7 +176,7 @@ def make_call(client: ApiClient, request: Request, now: datetime) -> Page:
         "name": name,
         "call": listed,
         "result": _read_result(client, project, name, listed),
-        "lines": _read_lines(client, project, name, call_id),
+        "lines": _read_lines(client, project, name, listed),
     }
     return Page(f"{listed.function} of {name}", f"{_PACKAGE}:app_call.html", values)
 
@@ -314,9 +315,10 @@ def _list_rows(kept: Sequence[CallSummary], figures: AppFigures | None) -> Seque
             ran_s=each.end.ran_s,
             took_s=(each.ended_at - each.created_at).total_seconds() if each.ended_at else None,
             who=each.user,
-            job="",
-            error=_last_line(each.end.type or each.end.kind, each.end.text),
+            job=each.job,
+            told=_last_line(each.end.type or each.end.kind, each.end.text) or each.why,
             trace="",
+            cost_micros=each.cost_micros,
         )
         for each in kept
     ]
@@ -330,8 +332,9 @@ def _list_rows(kept: Sequence[CallSummary], figures: AppFigures | None) -> Seque
             took_s=each.took_s,
             who="",
             job=each.job,
-            error=_last_line(each.type, each.text),
+            told=_last_line(each.type, each.text),
             trace=each.trace.strip(),
+            cost_micros=None,
         )
         for each in (figures.recent if figures else ())
     ]
@@ -385,19 +388,18 @@ def _read_result(client: ApiClient, project: str, app: str, call: CallSummary) -
     return found.result.decode(errors="replace")[:20_000]
 
 
-def _read_lines(client: ApiClient, project: str, app: str, call: str) -> Sequence[str]:
-    """Return what a call has printed in the newest jobs of its app."""
+def _read_lines(client: ApiClient, project: str, app: str, call: CallSummary) -> Sequence[str]:
+    """Return what a call has printed in its job, or in the newest jobs of its app if that is not
+    known."""
     from cavvy.cli.view.job_output import EscapeFilter
 
+    jobs = [call.job] if call.job else [each.job for each in read_app(client, project, app).parts]
     found: list[str] = []
-    for part in read_app(client, project, app).parts:
-        if not part.job:
-            continue
-        read = partial(client.log, project, part.job, tail_bytes=_LOG_BYTES)
-        log = try_part(read).value
+    for job in filter(None, jobs):
+        log = try_part(partial(client.log, project, job, tail_bytes=_LOG_BYTES)).value
         text = EscapeFilter().take(log.data if log else b"", final=True).decode(errors="replace")
         for line in text.splitlines():
             head, bar, told = line.partition(" | ")
-            if bar and head.partition(" ")[2] == call:
+            if bar and head.partition(" ")[2] == call.id:
                 found.append(told)
     return found[-_MOST_LINES:]
