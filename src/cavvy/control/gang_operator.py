@@ -283,12 +283,13 @@ class GangOperator:
         shared = attempt.offer.shared
         allocations = await self._store.allocations_of(attempt.gang) if shared else ()
         longest = task.limits.duration if task.machine is None else None
-        return GangSpec(
+        spec = GangSpec(
             name=attempt.gang,
             installation=self._out.installation,
             offer=attempt.offer,
             nodes=attempt.nodes,
             round=attempt.number,
+            renews=bool(attempt.repairs),
             agent_endpoint=self._out.agent_endpoint(attempt.gang),
             lease=first_lease(job, attempt, rows.spent),
             longest=longest and max(timedelta(0), longest - rows.ran(self._clock.now())),
@@ -309,6 +310,9 @@ class GangOperator:
             env=task.env,
             image=task.image,
         )
+        if not spec.renews:
+            return spec
+        return replace(spec, agent_endpoint=self._out.agent_endpoint(spec.token_name))
 
     def _look(self, attempt: Attempt) -> GangLook:
         known = self._looks.get(attempt.gang)

@@ -456,6 +456,11 @@ class Attempt(Struct, frozen=True, kw_only=True):
     # attempt before, and until when the other nodes wait for capacity
     repairs: tuple[int, ...] = ()
     repair_until: datetime | None = None
+    # rank -> the number of the attempt that replaced its node last, for all ranks of the gang whose
+    # nodes were replaced; the tokens of the former nodes are no longer valid
+    rounds: Mapping[int, int] = field(default_factory=dict)
+    # kept ranks whose agents have no token of their own yet, and claim with the gang's first one
+    open_ranks: tuple[int, ...] = ()
     kept_since: datetime | None = None
     kept_until: datetime | None = None  # when the gang is released if no job has taken it over
     missed_looks: int = 0  # consecutive polls in which the provider did not report the gang
@@ -538,6 +543,18 @@ class SentData(Struct, frozen=True, kw_only=True):
     egress_as_of: date | None = None
 
 
+class NodeProof(Struct, frozen=True):
+    """What an agent's own token proves: its rank, and the round that started its node
+    (`Attempt.rounds`), which is 0 if the node was started with its gang."""
+
+    rank: int
+    round: int
+
+    def is_current(self, attempt: Attempt) -> bool:
+        """Return whether the node is one of the gang's nodes, and was not replaced."""
+        return attempt.rounds.get(self.rank, 0) == self.round
+
+
 class Node(Struct, frozen=True, kw_only=True):
     """One rank of a gang, as its agent reports it."""
 
@@ -546,6 +563,7 @@ class Node(Struct, frozen=True, kw_only=True):
     rank: int
     phase: NodePhase = NodePhase.EXPECTED
     claim: str | None = None  # nonce of the agent that holds the claim
+    sealed: bool = False  # whether the agent gets a token of its own with its work
     address: str | None = None  # the address at which the other ranks can reach this node
     tunnel_key: str = ""  # the node's public key, if it can encrypt the traffic to other ranks
     tunnel_missing: str = ""  # the requirements of encryption that the node lacks

@@ -286,6 +286,7 @@ class GangSpec(Struct, frozen=True, kw_only=True):
     # The number of the job's attempt. Each node that replaces a lost one (`ReplacesNodes`) belongs
     # to the round that asked for it.
     round: int = 1
+    renews: bool = False  # whether the round replaces lost nodes
     longest: timedelta | None = (
         None  # the work is stopped after this running time; None if there is no known limit
     )
@@ -317,6 +318,13 @@ class GangSpec(Struct, frozen=True, kw_only=True):
         # for providers that start nodes from images; with other providers, the agent runs the image
         None
     )
+
+    @property
+    def token_name(self) -> str:
+        """The name for which the tokens of new nodes are made: those of nodes that replace lost
+        ones differ from those of the lost ones.
+        """
+        return f"{self.name}#{self.round}" if self.renews else self.name
 
     @property
     def job_limit(self) -> timedelta | None:
@@ -380,7 +388,7 @@ class NodeEndpoint(Struct, frozen=True, kw_only=True):
         [], Mapping[str, str]
     ]  # output of `uname -sm` -> hash of the .tar.gz with a Python runtime for this platform
     publish: Callable[[bytes], str]  # makes the server serve a file; returns the file's hash
-    # (gang, rank) -> a token that is valid for one claim only
+    # (`GangSpec.token_name`, rank) -> a token that is valid for one claim only
     claim_token: Callable[[str, int], str]
 
 

@@ -7,9 +7,12 @@ from typing import cast
 from tests.api.api_state import Api
 
 from cavvy.api.peers import PEER, _signed
+from cavvy.domain.jobs import NodeProof
 from cavvy.domain.messages import PROTOCOL
+from cavvy.domain.values import replace
 from cavvy.providers.abilities import SERVES_NODES
 from cavvy.providers.base import Provider
+from cavvy.store.base import AtomicWrite
 
 
 async def test_nobody_can_join_where_no_place_takes_machines(api: Api) -> None:
@@ -47,11 +50,52 @@ async def test_a_claim_token_claims_its_rank_and_opens_nothing_else(api: Api) ->
     ).status_code == 403
     ask = {"gang": gang, "rank": 0, "nonce": "n", "address": "a"}
     claimed = (await api.http.post("/agent/v1/claim", json=ask, headers=spoken)).json()
-    assert (claimed["state"], claimed["token"]) == ("go", api.app_state.tokens.of(gang))
+    own = api.app_state.tokens.of_node(gang, NodeProof(0, 0))
+    assert (claimed["state"], claimed["token"]) == ("go", own)
     other = await api.http.post("/agent/v1/claim", json={**ask, "nonce": "m"}, headers=spoken)
     assert (other.status_code, other.json()["code"]) == (409, "claimed")
     kept = await api.http.post("/agent/v1/claim", json=ask, headers=api.agent(gang))
-    assert kept.json()["token"] is None
+    assert kept.json()["token"] == own
+
+
+async def test_a_lost_node_opens_nothing_once_it_was_replaced(api: Api) -> None:
+    """Rank 1 was replaced in round 5, and rank 0 was kept."""
+    made = await api.submit("{name: t, run: 'true', nodes: 2}")
+    attempt, tokens, store = (
+        await api.attempt(made["id"]),
+        api.app_state.tokens,
+        api.app_state.store,
+    )
+    gang = attempt.gang
+    repaired = replace(attempt, rounds={1: 5})
+
+    async def claim(token: str, rank: int) -> int:
+        headers = {"Cavvy-Agent-Protocol": str(PROTOCOL), "Authorization": f"Bearer {token}"}
+        ask = {"gang": gang, "rank": rank, "nonce": f"n{rank}", "address": "a"}
+        return int((await api.http.post("/agent/v1/claim", json=ask, headers=headers)).status_code)
+
+    async def orders(token: str) -> int:
+        headers = {"Cavvy-Agent-Protocol": str(PROTOCOL), "Authorization": f"Bearer {token}"}
+        path = f"/agent/v1/orders?gang={gang}&rank=0"
+        return int((await api.http.get(path, headers=headers)).status_code)
+
+    lost = [tokens.of(gang), tokens.of_claim(gang, 1), tokens.of_node(gang, NodeProof(1, 0))]
+    assert await orders(lost[0]) == 200
+    await store.commit(AtomicWrite(attempts=[repaired]))
+    refused = [await claim(token, rank) for token in lost for rank in (0, 1)]
+    assert refused == [409, 409, 403, 403, 409, 409]  # the agents end; a claim token is no proof
+    assert [await orders(token) for token in lost] == [409, 403, 409]
+    own = [tokens.of_node(gang, NodeProof(0, 0)), tokens.of_node(gang, NodeProof(1, 5))]
+    assert await claim(own[1], 0) == 409
+    assert [await claim(own[0], 0), await claim(own[1], 1)] == [200, 200]
+    assert await claim(tokens.of(f"{gang}#5"), 1) == 200
+    assert await claim(tokens.of_claim(f"{gang}#5", 1), 1) == 200
+    assert [await orders(each) for each in own] == [200, 200]
+    forged = own[1].replace("1.5.", "1.0.")
+    assert await orders(forged) == 403
+    stored = await store.attempt_of_gang(gang)
+    await store.commit(AtomicWrite(attempts=[replace(stored, open_ranks=(0,))]))
+    assert await claim(tokens.of(gang), 0) == 200  # its agent had no token of its own yet
 
 
 async def test_a_line_needs_a_rank_that_runs_and_forgets_nothing_on_its_way(api: Api) -> None:

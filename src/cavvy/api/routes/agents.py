@@ -81,7 +81,7 @@ class ClaimAnswer(Answer, frozen=True, kw_only=True):
     work: WorkConfig | None = None
     lease_s: float | None = None
     token: str | None = (
-        None  # the token that the agent must use from now on, if it claimed with a claim token
+        None  # the token that the agent must use from now on, which no other agent has
     )
 
 
@@ -131,15 +131,24 @@ async def claim(request: Request) -> ClaimAnswer:
     """Claim a rank of a gang."""
     app_state, protocol = _speak(request), _version(request)
     ask = await read(request, ClaimAsk)
-    once = app_state.tokens.check_claim(request, ask.gang, ask.rank)
+    attempt: Attempt | None = None
+    with suppress(RowNotFound):  # the control plane refuses the claim
+        attempt = await app_state.store.attempt_of_gang(ask.gang)
+    token = app_state.tokens.check_claim(request, ask.gang, ask.rank, attempt)
     with app_state.poll(ask.gang, min(ask.wait_s, _LONGEST_WAIT_S)) as wait:
         answer = await app_state.control_plane.agents.claim(
-            ask.gang, ask.rank, ask.nonce, ask.address, ask.host, protocol=protocol, wait=wait
+            ask.gang,
+            ask.rank,
+            ask.nonce,
+            ask.address,
+            ask.host,
+            protocol=protocol,
+            wait=wait,
+            sealed=True,
         )
     match answer:
         case ClaimGranted(work=work, lease=lease):
             work = replace(work, log_limit_mib=app_state.settings.whole("logs.job_mib"))
-            token = app_state.tokens.of(ask.gang) if once else None
             return ClaimAnswer(state="go", work=work, lease_s=lease.total_seconds(), token=token)
         case ClaimWait(after=after, keep=keep):
             keep_s = None if keep is None else keep.total_seconds()
@@ -373,8 +382,8 @@ def _check_own(request: Request, body: bytes) -> None:
 
 
 async def enter(request: Request, gang: str, rank: int = 0) -> AppState:
-    """Check that an agent has sent the token of its gang, and that the gang has not ended. Returns
-    the application state. Raises ApiProblem.
+    """Check that an agent has sent the token of its gang, that its node was not replaced, and that
+    the gang has not ended. Returns the application state. Raises ApiProblem.
     """
     return (await enter_attempt(request, gang, rank))[0]
 
@@ -384,7 +393,9 @@ async def enter_attempt(request: Request, gang: str, rank: int = 0) -> tuple[App
     app_state = _speak(request)
     app_state.tokens.check(request, gang)
     known = app_state.control_plane.agents.find_attempt(gang, rank)
-    return app_state, known or await _attempt(app_state, gang, rank)
+    attempt = known or await _attempt(app_state, gang, rank)
+    app_state.tokens.check_attempt(request, attempt)
+    return app_state, attempt
 
 
 def _speak(request: Request) -> AppState:

@@ -164,14 +164,16 @@ class AgentSessions:
         *,
         protocol: int = PROTOCOL,
         wait: timedelta = timedelta(0),
+        sealed: bool = False,
     ) -> ClaimGranted | ClaimWait | ClaimRefused:
         """Grant the rank to the first nonce that requests the rank. A repeated request with the
         same nonce gets the same response as the first request. While agents of other ranks are
         missing, the response waits for at most `wait`, or until the gang's agents are woken.
 
-        An agent with an older `protocol` is refused if it would ignore fields of the work.
+        An agent with an older `protocol` is refused if it would ignore fields of the work. `sealed`
+        means that the caller gives the agent a token of its own together with the work.
         """
-        ask = partial(self._try_claim, gang, rank, nonce, address, host, protocol)
+        ask = partial(self._try_claim, gang, rank, nonce, address, host, protocol, sealed)
         with self._listen(gang) as changed:
             answer, pause, woken = await ask(), _INCOMPLETE.after, False
             # agents may also claim on other servers, so the gang is looked at now and then
@@ -186,11 +188,18 @@ class AgentSessions:
         return answer
 
     async def _try_claim(
-        self, gang: str, rank: int, nonce: str, address: str, host: HostFacts, protocol: int
+        self,
+        gang: str,
+        rank: int,
+        nonce: str,
+        address: str,
+        host: HostFacts,
+        protocol: int,
+        sealed: bool,
     ) -> ClaimGranted | ClaimWait | ClaimRefused:
         for _ in range(_TRIES):
             try:
-                return await self._claim(gang, rank, nonce, address, host, protocol)
+                return await self._claim(gang, rank, nonce, address, host, protocol, sealed)
             except StaleVersion:
                 continue
             except _NotYet:
@@ -354,7 +363,14 @@ class AgentSessions:
         await self._writes.close()
 
     async def _claim(
-        self, gang: str, rank: int, nonce: str, address: str, host: HostFacts, protocol: int
+        self,
+        gang: str,
+        rank: int,
+        nonce: str,
+        address: str,
+        host: HostFacts,
+        protocol: int,
+        sealed: bool,
     ) -> ClaimGranted | ClaimWait | ClaimRefused:
         now = self._clock.now()
         attempt, job, nodes = await self._reads.read(gang, None)
@@ -382,7 +398,9 @@ class AgentSessions:
                 return await self._turn_away(
                     attempt, rank, "the agent cannot encrypt the traffic between ranks"
                 )
-            nodes[rank] = node = await self._grant(job, attempt, node, nonce, address, host, now)
+            nodes[rank] = node = await self._grant(
+                job, attempt, replace(node, sealed=sealed), nonce, address, host, now
+            )
             self._gather(gang, nodes)
         self.memory.hear(attempt.id, rank, now)
         return await self._give(job, attempt, nodes)

@@ -12,7 +12,7 @@ from cavvy.control.decide.placement import make_attempt, start_job
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.control.decide.transitions import count_retry, observe_losses, settle_work
 from cavvy.domain.events import Charge
-from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, Node
 from cavvy.domain.units import format_duration, format_rate, format_usd
 from cavvy.domain.values import replace
 
@@ -31,6 +31,7 @@ def repair_gang(
     nodes = rows.nodes_of(attempt)
     seen_at = look.told_at or now  # what happens to a node afterwards is billed to the next attempt
     bill = close_part(attempt, look, nodes, stored, seen_at)
+    fresh_ranks = dict.fromkeys(action.ranks, rows.job.last_number + 1)
     ended = replace(
         settle_work(attempt, nodes, action, now),
         phase=AttemptPhase.ENDED,
@@ -57,6 +58,8 @@ def repair_gang(
         adopted_at=seen_at,
         repairs=action.ranks,
         repair_until=now + waits,
+        rounds={**attempt.rounds, **fresh_ranks},
+        open_ranks=_list_open(attempt, nodes, action.ranks),
     )
     job = replace(
         rows.job,
@@ -90,3 +93,17 @@ def repair_gang(
         charges=bill.charges,
         observations=tuple(observe_losses(ended, nodes, len(action.ranks), now)),
     )
+
+
+def _list_open(attempt: Attempt, nodes: Sequence[Node], replaced: Sequence[int]) -> tuple[int, ...]:
+    """Return the kept ranks whose agents have no token of their own: they have got no work in the
+    gang yet, or only from a server of an earlier version."""
+    got = {each.rank for each in nodes if each.sealed and (each.running_at or each.exited_at)}
+    own = got | {rank for rank in range(attempt.nodes) if _had_own(attempt, rank)}
+    return tuple(rank for rank in range(attempt.nodes) if rank not in {*own, *replaced})
+
+
+def _had_own(attempt: Attempt, rank: int) -> bool:
+    """Return whether the agent of this rank had a token of its own before the attempt."""
+    taken_over = attempt.repairs and rank not in attempt.repairs
+    return bool(taken_over) and rank not in attempt.open_ranks

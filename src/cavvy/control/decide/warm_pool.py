@@ -174,7 +174,14 @@ def hand_over(
     """
     reason = f"took over the gang of {former.name}"
     fresh, nodes = make_attempt(job, old.offer, lambda _: old.gang, now, reason)
-    adopted = replace(fresh, phase=AttemptPhase.BOOTING, launched_at=now, adopted_at=now)
+    adopted = replace(
+        fresh,
+        phase=AttemptPhase.BOOTING,
+        launched_at=now,
+        adopted_at=now,
+        rounds=old.rounds,
+        open_ranks=old.open_ranks,
+    )
     handed = replace(
         old,
         phase=AttemptPhase.ENDED,

@@ -122,7 +122,7 @@ def make_user_data(
 
 def _make_tokens(gang: GangSpec, node_endpoint: NodeEndpoint, rank: str | int) -> list[str]:
     ranks = range(gang.nodes) if isinstance(rank, str) else [rank]
-    return [node_endpoint.claim_token(gang.name, each) for each in ranks]
+    return [node_endpoint.claim_token(gang.token_name, each) for each in ranks]
 
 
 def _announce_end(boot: dict[str, Any], gang: GangSpec, end: KnownEnd) -> None:

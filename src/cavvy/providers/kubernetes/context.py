@@ -343,6 +343,7 @@ class ClusterContext:
             data = {"pool": node.pool, "asked_at": terms.now().isoformat()}
             await self._patch(spec.name, data)
         owner = pods.OwnerObject(name=spec.name, uid=record.uid)
+        await self.api.make(self._path("secrets"), pods.make_secret(spec, terms.mark, owner))
         for rank in missing:
             turn = record.turn(rank).number
             pod = pods.make_pod(spec, rank, terms.mark, owner, node, terms.options, agent, turn)
@@ -627,7 +628,8 @@ class ClusterContext:
         if len(stopped) < record.nodes:
             await self._drop_pods(record)
             await self._leave_queue(record)  # some pods may never have started
-        await self.api.drop(self._path("secrets", record.name))
+        for number in {0, *(turn.round for turn in record.turns.values())}:
+            await self.api.drop(self._path("secrets", pods.secret_name(record.name, number)))
         self._terms.changed(record.name)
         for name in record.all_pods:
             self._last.pop(name, None)

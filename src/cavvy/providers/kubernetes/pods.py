@@ -66,6 +66,17 @@ def pod_name(gang: str, rank: int, turn: int = 0) -> str:
     return f"{gang}-{rank}-r{turn}" if turn else f"{gang}-{rank}"
 
 
+def secret_name(gang: str, number: int = 0) -> str:
+    """Return the name of the secret with the configuration of a gang's agents, or of those that a
+    round with this number (`GangSpec.round`) has started instead of lost ones.
+    """
+    return f"{gang}-r{number}" if number else gang
+
+
+def _secret_of(spec: GangSpec) -> str:
+    return secret_name(spec.name, spec.round if spec.renews else 0)
+
+
 def make_record(spec: GangSpec, mark: str, asked_at: str, pool: str) -> Object:
     """Return the config map with the gang's record. Creating the config map is the first step of a
     launch. If `pool` is set, the gang waits for the pool's autoscaler.
@@ -98,7 +109,7 @@ def make_secret(spec: GangSpec, mark: str, owner: OwnerObject) -> Object:
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": spec.name,
+            "name": _secret_of(spec),
             "labels": labels_of(mark, spec.name),
             "ownerReferences": [owner.reference],
         },
@@ -191,7 +202,7 @@ def make_claim_template(
 
 def _list_volumes(spec: GangSpec, agent: str) -> tuple[list[Object], list[Object]]:
     """Return the volumes of a gang's pod, and the mounts of its container."""
-    secret = {"secretName": spec.name, "defaultMode": 0o444}
+    secret = {"secretName": _secret_of(spec), "defaultMode": 0o444}
     own: tuple[tuple[str, Object, Object], ...] = (
         ("agent", {"configMap": {"name": agent}}, {"mountPath": "/cavvy/agent", "readOnly": True}),
         ("gang", {"secret": secret}, {"mountPath": "/cavvy/gang", "readOnly": True}),
