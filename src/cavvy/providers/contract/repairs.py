@@ -57,7 +57,7 @@ class RepairTests(ScenarioSuite):
     async def test_a_lost_node_is_replaced_alone(self, harness: ContractHarness) -> None:
         gang, before = await _lose_one(harness)
         for _ in range(2):  # a request whose answer was lost is repeated
-            await _replace(harness, replace(gang, round=2))
+            await _replace(harness, replace(gang, round=2, renews=True))
             harness.restart()
         seen = await _check_repaired(harness, gang, before)
         assert _list_ids(seen.replaced) == [before.nodes[_LOST].engine_id]
@@ -68,13 +68,13 @@ class RepairTests(ScenarioSuite):
     async def test_losses_are_repaired_one_after_the_other(self, harness: ContractHarness) -> None:
         """Also a node that has replaced another one, and several nodes in one round."""
         gang, before = await _lose_one(harness)
-        await _replace(harness, replace(gang, round=2))
+        await _replace(harness, replace(gang, round=2, renews=True))
         second = await _check_repaired(harness, gang, before)
         for node in second.nodes[1:]:
             await _place(harness).lose(node.rank)
         await harness.place.settle()
         await harness.one(gang.name)
-        await _replace(harness, replace(gang, round=5), [1, 2])
+        await _replace(harness, replace(gang, round=5, renews=True), [1, 2])
         third = await _check_repaired(harness, gang, second, [1, 2])
         lost = [before.nodes[1], *second.nodes[1:]]
         assert _list_ids(third.replaced) == sorted(node.engine_id for node in lost)
@@ -88,7 +88,7 @@ class RepairTests(ScenarioSuite):
         harness.require(REPLACES_NODES)
         gang = await harness.running("left", nodes=_NODES)
         before = await harness.one(gang.name)
-        await _replace(harness, replace(gang, round=2))
+        await _replace(harness, replace(gang, round=2, renews=True))
         seen = await _check_repaired(harness, gang, before)
         assert _list_ids(seen.replaced) == [before.nodes[_LOST].engine_id]
         await _check_removed(harness, gang)
@@ -98,12 +98,13 @@ class RepairTests(ScenarioSuite):
         self, harness: ContractHarness
     ) -> None:
         gang, before = await _lose_one(harness)
-        gang, former = replace(gang, round=2), harness.require(REPLACES_NODES)
+        gang, former = replace(gang, round=2, renews=True), harness.require(REPLACES_NODES)
         harness.restart()
         mine = harness.require(REPLACES_NODES)
         calls = [each.replace(gang, [_LOST]) for each in (former, mine)]
         for each in await asyncio.gather(*calls, return_exceptions=True):
-            assert each is None or isinstance(each, TryAgain)
+            # the former server may no longer reach the node's machine
+            assert each is None or isinstance(each, (TryAgain, NoCapacity))
         await _replace(harness, gang)
         await _check_repaired(harness, gang, before)
         await _check_removed(harness, gang)
@@ -119,7 +120,7 @@ class RepairFaultTests(ScenarioSuite):
     ) -> None:
         """The server is restarted after the fault, and polls before it repeats the request."""
         gang, before = await _lose_one(harness)
-        gang = replace(gang, round=2)
+        gang = replace(gang, round=2, renews=True)
         harness.faulty().fail(0, fault)
         error = await _find_error(harness, gang)
         assert isinstance(error, _ERRORS.get(fault, TryAgain)), error
@@ -140,16 +141,16 @@ class RepairFaultTests(ScenarioSuite):
     ) -> None:
         gang, _ = await _lose_one(harness)
         harness.faulty().fail(0, fault)
-        await _find_error(harness, replace(gang, round=2))
+        await _find_error(harness, replace(gang, round=2, renews=True))
         await _check_removed(harness, gang)
-        await _replace(harness, replace(gang, round=2))  # nothing is left to repair
+        await _replace(harness, replace(gang, round=2, renews=True))  # nothing is left to repair
         assert _place(harness).billed() == 0
 
     @in_scenario
     async def test_without_records_no_node_is_bought_twice(self, harness: ContractHarness) -> None:
         """The records are lost together with the answer to the request."""
         gang, before = await _lose_one(harness)
-        gang = replace(gang, round=2)
+        gang = replace(gang, round=2, renews=True)
         harness.faulty().fail(0, LaunchFault.LOST)
         await _find_error(harness, gang)
         await harness.place.settle()

@@ -6,6 +6,7 @@ from datetime import timedelta
 from cavvy.providers.abilities import (
     CHECKS_TASKS,
     CLOSEABLE,
+    REPLACES_NODES,
     SERVES_NODES,
     SHARES_HOSTS,
     SIGNALS_CHANGES,
@@ -15,7 +16,6 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import isolation_setting, lost_setting, price_setting
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.REPAIR: "Cavvy does not replace single machines of a gang yet",
     Feature.SPOT: "joined machines have one price, so there are no spot offers",
     Feature.VOLUMES: "jobs use the existing folders of a machine; no volumes can be attached",
     Feature.NETWORK: "Cavvy neither measures nor configures the network between joined machines",
@@ -38,6 +38,7 @@ MANIFEST = Manifest(
         CHECKS_TASKS,
         WHO_AM_I,
         SERVES_NODES,
+        REPLACES_NODES,
         CLOSEABLE,
     ),
     visibility_delay=timedelta(0),

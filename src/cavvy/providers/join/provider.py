@@ -120,6 +120,11 @@ class JoinProvider:
         await self._ready()
         await self._fleet.launch(gang)
 
+    async def replace(self, gang: GangSpec, ranks: Sequence[int]) -> None:
+        await self._settle_in()
+        await self._ready()
+        await self._fleet.replace(gang, ranks)
+
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         await self._settle_in()
         await self._tick()
@@ -434,7 +439,7 @@ class JoinProvider:
 
     def _way(self, gang: GangSpec, setup: HostSetup, rank: int) -> AgentRoute:
         node_endpoint = self._node_endpoint()
-        token = node_endpoint.claim_token(gang.name, rank)
+        token = node_endpoint.claim_token(gang.token_name, rank)
         return AgentRoute(
             address=node_endpoint.address,
             token=token,

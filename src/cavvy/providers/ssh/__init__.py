@@ -8,6 +8,7 @@ from cavvy.providers.abilities import (
     CLOSEABLE,
     HAS_PARTS,
     RELAYS_AGENTS,
+    REPLACES_NODES,
     SHARES_HOSTS,
     SIGNALS_CHANGES,
     WHO_AM_I,
@@ -16,7 +17,6 @@ from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.settings import isolation_setting, lost_setting, price_setting, text
 
 UNSUPPORTED: Mapping[Feature, str] = {
-    Feature.REPAIR: "Cavvy does not replace single hosts of a gang yet",
     Feature.SPOT: "your own hosts have no cheaper preemptible capacity, so there are no spot "
     "offers",
     Feature.VOLUMES: "hosts have no named volumes to attach; use a `host` folder or an `nfs` "
@@ -44,6 +44,7 @@ MANIFEST = Manifest(
         RELAYS_AGENTS,
         CHECKS_TASKS,
         WHO_AM_I,
+        REPLACES_NODES,
         CLOSEABLE,
     ),
     visibility_delay=timedelta(0),

@@ -106,6 +106,10 @@ class SshProvider:
         await self._learn(_FIRST_WAIT_S)
         await self._fleet.launch(gang)
 
+    async def replace(self, gang: GangSpec, ranks: Sequence[int]) -> None:
+        await self._learn(_FIRST_WAIT_S)
+        await self._fleet.replace(gang, ranks)
+
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
         self._follow()
         return await self._fleet.look(name)

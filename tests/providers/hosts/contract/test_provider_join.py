@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.stand_in import StandInPlace, pack_stand_in
+from tests.contract.stand_in import pack_stand_in
 from tests.proofs import Proof
-from tests.providers.hosts.contract.test_provider_ssh import list_left
+from tests.providers.hosts.contract.test_provider_ssh import HostsPlace, list_left
 from tests.system.hosts import Lab, two_hosts_at
 from tests.waits import PATIENCE_S, patience
 
@@ -37,7 +37,7 @@ from cavvy.providers.base import (
     ProviderContext,
     Refused,
 )
-from cavvy.providers.contract import Play, ProviderContract, ProviderUnderTest
+from cavvy.providers.contract import Play, ProviderContract, ProviderUnderTest, RepairTests
 from cavvy.providers.contract.harness import FOREIGN, OURS
 from cavvy.providers.join import MANIFEST
 from cavvy.providers.registry import check_settings, make_from
@@ -114,7 +114,7 @@ class Yard:
                     )
 
 
-class JoinPlace(StandInPlace):
+class JoinPlace(HostsPlace):
     """One scenario; `later` shifts the providers' clock."""
 
     def __init__(self, yard: Yard) -> None:
@@ -208,7 +208,8 @@ class JoinPlace(StandInPlace):
             for gang in await provider.gangs():
                 folders = self._folders(gang.name)
                 up = [(folder / "lock").exists() for folder in folders]
-                if gang.state is not GangState.ENDED and (gang.reason or not up or not all(up)):
+                waits = gang.reason and not any(node.ended_at for node in gang.nodes)
+                if gang.state is not GangState.ENDED and (waits or not up or not all(up)):
                     return False
         return True
 
@@ -217,13 +218,13 @@ class JoinPlace(StandInPlace):
             (folder / "finish").touch()
         await self.until_ended(gang, self.current.values())
 
-    def _folders(self, gang: str) -> list[Path]:
-        paths = [
-            path
-            for host in self.yard.lab.hosts
-            for path in host.home.glob(f".cavvy-agent/*/*/agents/{gang}/*")
-        ]
-        return [path for path in paths if path.is_dir()]
+    @property
+    def own_lab(self) -> Lab:
+        return self.yard.lab
+
+    @property
+    def ours(self) -> Provider:
+        return self.current[OURS]
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +237,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
             each.close()
 
 
-class TestJoin(ProviderContract):
+class TestJoin(ProviderContract, RepairTests):
     crowd = 40  # processes of this machine
 
     @pytest.fixture

@@ -4,6 +4,7 @@ agent there.
 
 import shutil
 import time
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,8 @@ from tests.waits import PATIENCE_S
 
 from cavvy.providers import ssh
 from cavvy.providers.base import GangState, Provider, ProviderContext
-from cavvy.providers.contract import ProviderContract, ProviderUnderTest
+from cavvy.providers.contract import ProviderContract, ProviderUnderTest, RepairTests
+from cavvy.providers.contract.harness import OURS
 from cavvy.providers.registry import check_settings, make_from
 from cavvy.providers.ssh import MANIFEST
 from cavvy.providers.state import MemoryProviderState, ProviderState
@@ -27,7 +29,47 @@ PROOF = Proof("ssh", True, "OpenSSH servers in network namespaces")
 pytestmark = pytest.mark.system
 
 
-class SshPlace(StandInPlace):
+class HostsPlace(StandInPlace):
+    """Hosts with supervisors, which keep their records below `.cavvy-agent`."""
+
+    @property
+    @abstractmethod
+    def own_lab(self) -> Lab: ...
+
+    @property
+    @abstractmethod
+    def ours(self) -> Provider:
+        """The newest provider of the installation whose gangs lose ranks."""
+
+    def _folders(self, gang: str) -> list[Path]:
+        paths = [
+            path
+            for host in self.own_lab.hosts
+            for path in host.home.glob(f".cavvy-agent/*/*/agents/{gang}/*")
+        ]
+        return [path for path in paths if path.is_dir()]
+
+    async def lose(self, rank: int) -> None:
+        [seen] = await self.ours.gangs()
+        for folder in self._folders(seen.name):
+            if folder.name == str(rank):
+                (folder / "finish").touch()
+
+        async def ended() -> bool:
+            [seen] = await self.ours.gangs()
+            return any(node.ended_at for node in seen.nodes if node.rank == rank)
+
+        await self._until(ended)
+
+    def billed(self) -> int:
+        # in this order, because an ended gang may be deleted meanwhile
+        return sum(
+            not (path / "dead.json").exists() and (path / "run.json").exists()
+            for path in self._folders("*")
+        )
+
+
+class SshPlace(HostsPlace):
     """Two hosts; `later` shifts the providers' clock. Each installation keeps its records in a
     folder of its own. Only its newest provider is asked: an earlier one that connects again would
     end the newest one's supervisor.
@@ -56,26 +98,27 @@ class SshPlace(StandInPlace):
         self.newest[installation] = make_from(ssh, context)
         return self.newest[installation]
 
+    @property
+    def own_lab(self) -> Lab:
+        return self.lab
+
+    @property
+    def ours(self) -> Provider:
+        return self.newest[OURS]
+
     async def _settled(self) -> bool:
         for provider in self.newest.values():
             for gang in await provider.gangs():
-                folders = [
-                    path for host in self.lab.hosts for path in self._folders(host.home, gang.name)
-                ]
-                up = [(folder / "lock").exists() for folder in folders]
-                if gang.state is not GangState.ENDED and (gang.reason or not up or not all(up)):
+                up = [(folder / "lock").exists() for folder in self._folders(gang.name)]
+                waits = gang.reason and not any(node.ended_at for node in gang.nodes)
+                if gang.state is not GangState.ENDED and (waits or not up or not all(up)):
                     return False
         return True
 
     async def end(self, gang: str) -> None:
-        for host in self.lab.hosts:
-            for folder in self._folders(host.home, gang):
-                (folder / "finish").touch()
+        for folder in self._folders(gang):
+            (folder / "finish").touch()
         await self.until_ended(gang, self.newest.values())
-
-    @staticmethod
-    def _folders(home: Path, gang: str) -> list[Path]:
-        return [path for path in home.glob(f".cavvy-agent/*/*/agents/{gang}/*") if path.is_dir()]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +127,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield lab
 
 
-class TestSsh(ProviderContract):
+class TestSsh(ProviderContract, RepairTests):
     crowd = 40  # processes of this machine
 
     @pytest.fixture

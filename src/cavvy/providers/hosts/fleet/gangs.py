@@ -53,6 +53,7 @@ from cavvy.providers.hosts.fleet.status import (
     RankStatus,
     SilentHost,
     close_gang,
+    make_node,
     see_ended,
     see_living,
     view_ranks,
@@ -65,6 +66,12 @@ _WITNESSES = 3  # the number of other hosts that try to reach a silent host
 # other hosts try again after the silent host has been silent for this many more seconds
 _WITNESS_EVERY_S = 60.0
 _AT_ONCE = -1.0  # a grace period that makes the supervisor kill at once
+
+
+class ReplaceAnswer(Struct, frozen=True, kw_only=True):
+    """A supervisor's answer. `waits` means that the lost rank has not ended yet on its host."""
+
+    waits: bool = False
 
 
 class _Glance(Struct):
@@ -171,6 +178,63 @@ class HostFleet:
             ]
             await self._conclude(intent, problems)
 
+    async def replace(self, gang: GangSpec, ranks: Sequence[int]) -> None:
+        """See `ReplacesNodes.replace`. A rank is started again on its host, with its devices; a
+        host that does not answer has no capacity.
+        """
+        async with self._launching.setdefault(gang.name, asyncio.Lock()):
+            await self._ledger.refresh(gang.name)
+            intent = self._ledger.intents.get(gang.name)
+            if intent is None or intent.given_up or intent.removing:
+                return
+            placed = [each for each in place_ranks(gang, self.known) if each.rank in ranks]
+            intent = await self._take_out(gang, intent, placed)
+            for each in placed:
+                asked_at = self._now()
+                try:
+                    setup = await self._connect(each.host)
+                    fields = self._list_fields(gang, intent, each, setup)
+                    answer = await self._link(each.host).ask("replace", ReplaceAnswer, **fields)
+                except CannotConnect as error:
+                    raise NoCapacity(f"rank {each.rank}: {error}") from error
+                if answer.waits:
+                    raise TryAgain(f"what is left of rank {each.rank} on {each.host} ends first")
+                if str(each.rank) not in intent.renewed_at:
+                    renewed = {**intent.renewed_at, str(each.rank): asked_at}
+                    intent = replace(intent, renewed_at=renewed)
+                    await self._ledger.put(intent)
+            self.changes.put(gang.name)
+
+    async def _take_out(
+        self, gang: GangSpec, intent: FleetIntent, placed: Sequence[PlacedRank]
+    ) -> FleetIntent:
+        """List the ranks that have ended as replaced, before new ones are started."""
+        looks = await self._look_on(intent.used)
+        views = view_ranks(intent, looks, self._now()) or ()
+        rounds, renewed = dict(intent.rounds), dict(intent.renewed_at)
+        replaced = list(intent.replaced)
+        for each in placed:
+            view = next((view for view in views if view.number == each.rank), None)
+            if rounds.get(str(each.rank)) == gang.round or view is None or view.ended_at is None:
+                continue
+            replaced.append(make_node(intent, self._fixed(intent.name, view)))
+            self._ended_at.pop((intent.name, each.rank), None)
+            rounds[str(each.rank)] = gang.round
+            renewed.pop(str(each.rank), None)
+        intent = replace(intent, rounds=rounds, renewed_at=renewed, replaced=tuple(replaced))
+        await self._ledger.put(intent)
+        return intent
+
+    async def _connect(self, host: str) -> HostSetup:
+        """Return the setup of a host, on which agents can be started. Raises ProviderError."""
+        link = self._link(host)
+        if not self.patient and not link.up:
+            raise CannotConnect(link.problem or f"{host} is not connected")
+        setup = await link.connect()
+        if not setup.agent:
+            raise Refused("no agent can be started on hosts: the server has no agent command")
+        return setup
+
     async def _intend(self, gang: GangSpec, placed: Sequence[PlacedRank]) -> FleetIntent:
         hosts = {each.host for each in placed}
         project = next((each.project for each in gang.allocations), "")
@@ -205,38 +269,48 @@ class HostFleet:
     async def _launch_on(
         self, gang: GangSpec, intent: FleetIntent, host: str, ranks: Sequence[PlacedRank]
     ) -> None:
-        link = self._link(host)
-        if not self.patient and not link.up:
-            raise CannotConnect(link.problem or f"{host} is not connected")
-        setup = await link.connect()
-        if not setup.agent:
-            raise Refused("no agent can be started on hosts: the server has no agent command")
-        caches = intent.caches.get(host) or HostCaches(own="")
-        asked = [
-            {
-                "rank": each.rank,
-                "devices": [device.id for device in each.devices],
-                "config": replace(
-                    make_config(
-                        gang,
-                        each,
-                        self._way(gang, setup, each.rank),
-                        f"{setup.root}/gangs/{gang.name}/{each.rank}",
-                        setup.cache,
-                        f"{setup.root}/agents/{gang.name}/{each.rank}",
-                    ),
-                    own_cache=caches.own,
-                    fresh_cache=caches.fresh,
-                    hides=setup.folder if self.isolation.hides else "",
-                    covers=(intent.separates or None) if self.isolation.hides else False,
-                    separates=intent.separates,
-                ),
-            }
-            for each in ranks
-        ]
-        await link.ask(
+        setup = await self._connect(host)
+        asked = [self._make_rank(gang, intent, each, setup) for each in ranks]
+        await self._link(host).ask(
             "launch", EmptyAnswer, gang=gang.name, intent=intent, command=setup.agent, ranks=asked
         )
+
+    def _list_fields(
+        self, gang: GangSpec, intent: FleetIntent, placed: PlacedRank, setup: HostSetup
+    ) -> Mapping[str, object]:
+        """Return the fields of the request that replaces a rank."""
+        return {
+            "gang": gang.name,
+            "round": gang.round,
+            "starts": intent.rounds.get(str(placed.rank)) == gang.round,
+            "intent": intent,
+            "command": setup.agent,
+            "ranks": [self._make_rank(gang, intent, placed, setup)],
+        }
+
+    def _make_rank(
+        self, gang: GangSpec, intent: FleetIntent, placed: PlacedRank, setup: HostSetup
+    ) -> Mapping[str, object]:
+        """Return what a supervisor needs to start a rank."""
+        caches = intent.caches.get(placed.host) or HostCaches(own="")
+        config = make_config(
+            gang,
+            placed,
+            self._way(gang, setup, placed.rank),
+            f"{setup.root}/gangs/{gang.name}/{placed.rank}",
+            setup.cache,
+            f"{setup.root}/agents/{gang.name}/{placed.rank}",
+        )
+        config = replace(
+            config,
+            own_cache=caches.own,
+            fresh_cache=caches.fresh,
+            hides=setup.folder if self.isolation.hides else "",
+            covers=(intent.separates or None) if self.isolation.hides else False,
+            separates=intent.separates,
+        )
+        devices = [device.id for device in placed.devices]
+        return {"rank": placed.rank, "devices": devices, "config": config}
 
     async def _conclude(self, intent: FleetIntent, problems: Sequence[BaseException]) -> None:
         """Record the result of a launch. If at least one host certainly started no agent, the

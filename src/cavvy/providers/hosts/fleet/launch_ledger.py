@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
+from cavvy.domain.gangs import NodeSeen
 from cavvy.domain.values import Struct, field
 from cavvy.providers.hosts.records import HostGangEnd
 from cavvy.providers.ledger import LaunchLedger
@@ -48,6 +49,16 @@ class FleetIntent(Struct, frozen=True, kw_only=True):
     project: str = ""  # "" if it is unknown, as in records of earlier versions
     separates: bool = False  # True: the work is separated from that of other projects
     caches: Mapping[str, HostCaches] = field(default_factory=dict)  # by host
+    # rank, as text -> the round (`GangSpec.round`) that replaced it last
+    rounds: Mapping[str, int] = field(default_factory=dict)
+    # rank -> when the new rank was requested, once its host has confirmed that it was started
+    renewed_at: Mapping[str, datetime] = field(default_factory=dict)
+    replaced: Sequence[NodeSeen] = ()  # ranks that were lost and replaced
+
+    def start_of(self, rank: int) -> datetime | None:
+        """Return when the rank was started; None if it waits to replace a lost one."""
+        replaces = str(rank) in self.rounds
+        return self.renewed_at.get(str(rank)) if replaces else self.launched_at
 
     @property
     def used(self) -> Sequence[str]:

@@ -23,6 +23,7 @@ class RankSeen(Struct, frozen=True, kw_only=True):
 
     rank: int
     state: RankState
+    round: int = 0  # the round that replaced a lost rank by this one; 0 if it did not
     pid: int | None = None
     why: str = ""
     at: float = 0
@@ -105,6 +106,11 @@ def _view(
         if there is not None
         else None
     )
+    wanted = intent.rounds.get(str(number))
+    if wanted is not None and (seen is None or seen.round != wanted):
+        if intent.removing:
+            return replace(place, ended_at=now, unseen=True)
+        return replace(place, waits_for=f"the lost rank {number} is being replaced")
     if seen is None:
         if not intent.launched and not intent.removing:
             return None
@@ -114,7 +120,7 @@ def _view(
     if seen.state is not RankState.OVER:
         return replace(place, pid=seen.pid, waits_for=seen.why, seen=seen)
     at = now - timedelta(seconds=max(0.0, look.now - seen.at))
-    return replace(place, pid=seen.pid, ended_at=max(at, intent.launched_at), seen=seen)
+    return replace(place, pid=seen.pid, ended_at=max(at, intent.start_of(number) or at), seen=seen)
 
 
 def close_gang(intent: FleetIntent, ranks: Sequence[RankStatus], now: datetime) -> FleetGangEnd:
@@ -128,7 +134,8 @@ def close_gang(intent: FleetIntent, ranks: Sequence[RankStatus], now: datetime) 
         installation=intent.installation,
         reason="removed" if intent.removing else _say_end(ranks, first),
         exit_code=first.exit_code if first is not None else None,
-        ranks=[_node(intent, rank) for rank in ranks],
+        ranks=[make_node(intent, rank) for rank in ranks],
+        replaced=intent.replaced,
         seen_at=now,
         owing=[rank.host for rank in ranks if rank.dead_host],
     )
@@ -156,15 +163,21 @@ def see_living(intent: FleetIntent, ranks: Sequence[RankStatus]) -> GangSeen:
     )
     lost = [rank for rank in ranks if rank.ended_at is not None]
     reason = waits or (_say_end(lost, None) if lost else "")
-    nodes = [_node(intent, rank) for rank in ranks]
-    return GangSeen(name=intent.name, state=GangState.RUNNING, reason=reason, nodes=nodes)
+    nodes = [make_node(intent, rank) for rank in ranks]
+    return GangSeen(
+        name=intent.name,
+        state=GangState.RUNNING,
+        reason=reason,
+        nodes=nodes,
+        replaced=intent.replaced,
+    )
 
 
-def _node(intent: FleetIntent, rank: RankStatus) -> NodeSeen:
+def make_node(intent: FleetIntent, rank: RankStatus) -> NodeSeen:
     return NodeSeen(
         rank=rank.number,
         engine_id=rank.engine_id,
-        started_at=intent.launched_at,
+        started_at=intent.start_of(rank.number),
         ended_at=rank.ended_at,
         unseen=rank.unseen,
         address=rank.address,
@@ -172,4 +185,5 @@ def _node(intent: FleetIntent, rank: RankStatus) -> NodeSeen:
 
 
 def see_ended(ended: FleetGangEnd) -> GangSeen:
-    return GangSeen.make_ended(ended.name, ended.reason, ended.exit_code, ended.ranks)
+    seen = GangSeen.make_ended(ended.name, ended.reason, ended.exit_code, ended.ranks)
+    return replace(seen, replaced=ended.replaced)

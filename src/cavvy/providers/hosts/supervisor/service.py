@@ -11,6 +11,8 @@ The supervisor stores these files:
   the agents are killed.
 * `ROOT/agents/NAME/RANK/config.json` contains the agent's configuration; `devices` lists the rank's
   devices.
+* `ROOT/agents/NAME/RANK/round` exists if the rank replaces a lost one, and contains the number of
+  the round that asked for it.
 * `ROOT/agents/NAME/RANK/run.json` describes the process that runs the agent and writes the agent's
   exit code to `left`.
 * `ROOT/agents/NAME/RANK/dead.json` states how the rank ended, and never changes.
@@ -213,6 +215,58 @@ class HostSupervisor:
                 self._start_missing(name, str(rank["rank"]))
         return {"over": False, "gang": self._look(name)}
 
+    def do_replace(self, asked: Fields) -> Fields:
+        """Start the given ranks of a gang again. Unless `starts` is set, only end what is left of
+        them, since the control plane first notes how they have ended. Do nothing for a rank that
+        this round has started, or if the gang has ended or is being removed.
+        """
+        name = check_name(asked["gang"])
+        folder = self._folder(name)
+        if os.path.exists(self._root + "/over/" + name) or self._removal(folder) is not None:
+            return {"waits": False}
+        if not os.path.exists(folder + "/gang.json"):
+            self._prepare(folder, dict(asked, ranks=[]))
+        for each in asked["ranks"]:
+            rank = str(each["rank"])
+            if read_text(f"{folder}/{rank}/round") == str(asked["round"]):
+                self._start_missing(name, rank)
+                continue
+            there = os.path.exists(f"{folder}/{rank}")
+            if there and self._rank(name, rank, None)["state"] != "over":
+                self._terminate(name, rank)
+                return {"waits": True}
+            if not asked["starts"]:
+                return {"waits": True}
+            if there:
+                self._discard(f"{folder}/{rank}", self._home(name, rank))
+            self._renew(name, rank, each, asked)
+        return {"waits": False}
+
+    def _renew(self, name: str, rank: str, each: Fields, asked: Fields) -> None:
+        """Write the records of a rank that replaces a lost one, and start it."""
+        folder = self._folder(name)
+        shared, fresh = os.path.dirname(os.path.dirname(self._root)), f"{folder}/.new-{rank}"
+        with FileLock(shared + "/devices.lock"):
+            check_free(shared, dict(parts_of(each)))
+            shutil.rmtree(fresh, ignore_errors=True)
+            write_json(
+                folder + "/gang.json",
+                {"intent": asked["intent"], "command": asked["command"], "boot": boot()},
+            )
+            self._write_rank(folder, fresh, each)
+            write_text(fresh + "/round", str(asked["round"]))
+            os.rename(fresh, f"{folder}/{rank}")
+        os.makedirs(self._home(name, rank), 0o700, exist_ok=True)
+        self._start_missing(name, rank)
+
+    def _write_rank(self, folder: str, fresh: str, rank: Fields) -> None:
+        """Write the configuration and the devices of a rank to the new folder `fresh`."""
+        os.mkdir(fresh, 0o700)
+        config = dict(rank["config"], private=f"{folder}/{rank['rank']}")
+        write_json(f"{fresh}/config.json", config)
+        lines = [f"{name} {part:g}\n" for name, part in parts_of(rank)]
+        write_text(f"{fresh}/devices", "".join(lines))
+
     def do_look(self, asked: Fields) -> Fields:
         """Return the state of every gang of this installation on this host, with the host's
         time.
@@ -309,13 +363,7 @@ class HostSupervisor:
                     {"intent": asked["intent"], "command": asked["command"], "boot": boot()},
                 )
                 for rank in asked["ranks"]:
-                    os.mkdir(f"{fresh}/{rank['rank']}", 0o700)
-                    config = dict(rank["config"], private=f"{folder}/{rank['rank']}")
-                    write_json(f"{fresh}/{rank['rank']}/config.json", config)
-                    write_text(
-                        f"{fresh}/{rank['rank']}/devices",
-                        "".join(f"{name} {part:g}\n" for name, part in parts_of(rank)),
-                    )
+                    self._write_rank(folder, f"{fresh}/{rank['rank']}", rank)
                 os.rename(fresh, folder)
             except OSError:
                 shutil.rmtree(fresh, ignore_errors=True)
@@ -383,13 +431,20 @@ class HostSupervisor:
         folder = self._folder(name)
         removing = self._removal(folder)
         gang = read_json(folder + "/gang.json") or {}
-        ranks = [self._rank(name, rank, removing) for rank in self._ranks(name)]
+        ranks = [
+            dict(self._rank(name, rank, removing), round=self._round(name, rank))
+            for rank in self._ranks(name)
+        ]
         return {
             "name": name,
             "intent": gang.get("intent"),
             "removing": removing is not None,
             "ranks": ranks,
         }
+
+    def _round(self, name: str, rank: str) -> int:
+        text = read_text(f"{self._folder(name)}/{rank}/round")
+        return int(text) if text else 0
 
     def _rank(self, name: str, rank: str, removing: Fields | None) -> Fields:
         """Return the current state of one rank: "runs", "ends" or "over". Kill the processes that a
