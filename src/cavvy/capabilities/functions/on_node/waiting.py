@@ -24,8 +24,12 @@ class WaitingTurns:
 
     def add(self, call: Any, *, first: bool = False) -> None:
         """Add a call, behind the others of its caller or before them."""
-        level = self._levels.setdefault(call.rank, OrderedDict())
-        mine = level.setdefault(call.turn, deque())
+        level = self._levels.get(call.rank)
+        if level is None:
+            level = self._levels[call.rank] = OrderedDict()
+        mine = level.get(call.turn)
+        if mine is None:
+            mine = level[call.turn] = deque()
         (mine.appendleft if first else mine.append)(call)
         if first:
             level.move_to_end(call.turn, last=False)
@@ -35,12 +39,13 @@ class WaitingTurns:
     def pop(self) -> Any | None:
         """Remove and return the next call, or None."""
         while self._levels:
-            rank = max(self._levels)
+            rank = max(self._levels) if len(self._levels) > 1 else next(iter(self._levels))
             level = self._levels[rank]
             turn, mine = next(iter(level.items()))
             call = mine.popleft()
             if mine:
-                level.move_to_end(turn)
+                if len(level) > 1:
+                    level.move_to_end(turn)
             else:
                 del level[turn]
                 if not level:
@@ -210,6 +215,8 @@ class WaitingCalls:
 
     def stop(self, call: Any) -> None:
         """Count a call as running no more, which may run again."""
+        if not call.slots:
+            return
         for slot in call.slots:
             slot.running -= 1
         self._free(call.slots)
@@ -217,6 +224,8 @@ class WaitingCalls:
     def leave(self, call: Any) -> None:
         """Forget a call that does not run: it has a result, or was cancelled while it waited."""
         slots, turns = call.slots, call.turns
+        if not slots and turns is None:
+            return
         if turns is not None:
             turns.forget(call)
             if turns is self._ready:
