@@ -102,6 +102,28 @@ def test_what_a_job_leaves_for_a_faster_type_goes_to_one_that_waits() -> None:
     }
 
 
+def test_what_a_job_leaves_of_its_quota_goes_to_one_of_the_same_project() -> None:
+    """One A100 does what two T4 do for the urgent job, so half of the quota becomes free."""
+    jobs = [
+        ElasticJob(
+            id="urgent",
+            owner="x",
+            sizes=(size(1, 10, "T4", 2), size(1, 40, "A100")),
+            remaining=600.0,
+        ),
+        ElasticJob(
+            id="fast", sizes=(size(1, 0.1, "T4"), size(1, 100, "A100")), remaining=600.0
+        ),  # so T4 are cheap at first
+        ElasticJob(id="waits", owner="x", sizes=(size(1, 1, "L4"),), remaining=1e6),
+    ]
+    chosen = choose_sizes(jobs, Room(free={"A100": 2, "T4": 2, "L4": 1}, quotas={"x": 2}))
+    assert {name: each.accelerator for name, each in chosen.items()} == {
+        "urgent": "A100",
+        "fast": "A100",
+        "waits": "L4",
+    }
+
+
 def test_nodes_without_accelerators_are_counted_themselves() -> None:
     sizes = tuple(size(n, 10.0 * n, None, 0) for n in (1, 2, 4))
     jobs = [ElasticJob(id=name, sizes=sizes, remaining=3600.0) for name in "ab"]
