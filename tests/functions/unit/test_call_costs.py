@@ -68,7 +68,7 @@ def test_the_shares_and_the_idle_time_are_all_of_the_bill(seed: int, count: int)
 
 def test_what_a_bill_has_besides_its_node_is_no_call() -> None:
     bill = add_up([make_charge(1, 3600), make_charge(1, 100, ChargeKind.DISK)])
-    assert bill == JobBill(3600, 3700, 3600.0)
+    assert bill == JobBill(3600, 3700, 3_600_000_000)
     assert divide(bill, 600_000_000, 1_800_000_000) == (3700, 600, 1200, 1900)
     assert bill.price(10**15) == 3600  # a broker says anything
     assert divide(bill, 10**15, 0) == (3700, 3600, 0, 100)

@@ -1,25 +1,26 @@
 """What calls cost: their shares of the bills of jobs. Everything here is pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
 from cavvy.domain.events import Charge, ChargeKind
 
 
 class JobBill(NamedTuple):
-    """The bill of a job so far in micro-dollars: of its node, and of all. `seconds` is the time
-    that the node was billed for."""
+    """The bill of a job so far in micro-dollars: of its node, and of all. `billed_us` is
+    the time that the node was billed for, in microseconds."""
 
     node_micros: int
     all_micros: int
-    seconds: float
+    billed_us: int
 
     def price(self, share_us: int) -> int:
         """Return what this share of the job's time costs, in micro-dollars: at the mean price of
         the node so far, rounded down, so that calls never cost more than their job."""
-        if self.seconds <= 0:
+        if self.billed_us <= 0:
             return 0
-        return int(self.node_micros * min(share_us / 1e6 / self.seconds, 1.0))
+        return self.node_micros * min(share_us, self.billed_us) // self.billed_us
 
 
 class JobShares(NamedTuple):
@@ -34,14 +35,13 @@ class JobShares(NamedTuple):
 
 def add_up(charges: Iterable[Charge]) -> JobBill:
     """Return the bill that these charges of a job make."""
-    node = every = 0
-    seconds = 0.0
+    node = every = billed_us = 0
     for each in charges:
         every += each.amount.micros
         if each.kind is ChargeKind.NODE:
             node += each.amount.micros
-            seconds += (each.until - each.since).total_seconds()
-    return JobBill(node, every, seconds)
+            billed_us += (each.until - each.since) // timedelta(microseconds=1)
+    return JobBill(node, every, billed_us)
 
 
 def divide(bill: JobBill, kept_us: int, shared_us: int) -> JobShares:
@@ -60,5 +60,5 @@ def price_calls(
     return {
         call: bills[job].price(share_us)
         for call, job, share_us in calls
-        if job in bills and bills[job].seconds > 0
+        if job in bills and bills[job].billed_us > 0
     }
