@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cavvy.capabilities.functions.counts.routes import TimeGrid, find_time
+from cavvy.capabilities.functions.counts.routes import TimeGrid, find_times
 from cavvy.capabilities.functions.on_node.counts import CallCounts, bucket_of, time_of
 
 DONE: dict[str, Any] = {"op": "done"}
@@ -23,9 +23,12 @@ def test_a_time_is_known_to_eight_percent(seconds: float) -> None:
 
 def test_times_are_of_the_calls_that_they_count() -> None:
     buckets = {bucket_of(0.01): 98, bucket_of(1.0): 1, bucket_of(5.0): 1}
-    assert find_time(buckets, 0.5) == pytest.approx(0.01, rel=0.08)
-    assert find_time(buckets, 0.99) == pytest.approx(1.0, rel=0.08)
-    assert find_time({}, 0.5) is None
+    half, most, all_of_them = find_times(buckets, (0.5, 0.99, 1.0))
+    assert half == pytest.approx(0.01, rel=0.08)
+    assert most == pytest.approx(1.0, rel=0.08)
+    assert all_of_them == pytest.approx(5.0, rel=0.08)
+    assert find_times({bucket_of(0.01): 1}, (0.5, 0.99)) == [time_of(bucket_of(0.01))] * 2
+    assert find_times({}, (0.5,)) == [None]
 
 
 def test_a_minute_is_told_whole_and_only_after_a_change() -> None:

@@ -53,6 +53,7 @@ _STEPS = {MINUTE: 1.5, TEN_MINUTES: 26.0}  # the longest periods, in hours, that
 _MOST_STEPS, _LEAST_STEPS = 72, 10  # of the period of figures
 _MOST_HOURS = 744.0
 _NOTHING = AppCounts(0, 0, 0)
+_SHARES = (0.5, 0.99)
 
 
 @agent_router.post("/report", rule=GANG, ask=CountsAsk)
@@ -97,7 +98,7 @@ async def read_figures(
     that the server has not kept, with tracebacks if `traces` is set."""
     rows, now = find_calls(app_state).counts, app_state.now()
     step = next((each for each, most in _STEPS.items() if hours <= most), HOUR)
-    gauges = (await rows.list_gauges(project, now)).get((project, name), ())
+    gauges = (await rows.list_gauges(project, now, name)).get((project, name), ())
     steps = await rows.list_steps(project, name, step, now - timedelta(hours=hours))
     kept = await rows.count_kept(project, name, hours, now)
     if not gauges and not steps:
@@ -152,14 +153,18 @@ class TimeGrid(NamedTuple):
         return min(max(int((begin_s - self.begin_s) // self.step_s), 0), self.steps - 1)
 
 
-def find_time(buckets: Mapping[int, int], share: float) -> float | None:
-    """Return the time that this share of the calls did not exceed, or None without calls."""
-    left = sum(buckets.values()) * share
-    for bucket in sorted(buckets):
-        left -= buckets[bucket]
-        if left <= 1e-9:
-            return time_of(bucket)
-    return None
+def find_times(buckets: Mapping[int, int], shares: Sequence[float]) -> list[float | None]:
+    """Return the times that these shares of the calls did not exceed, or None without calls. The
+    shares rise."""
+    total, seen, at = sum(buckets.values()), 0, -1
+    ordered = sorted(buckets)
+    found: list[float | None] = []
+    for share in shares:
+        while at + 1 < len(ordered) and seen < total * share - 1e-9:
+            at += 1
+            seen += buckets[ordered[at]]
+        found.append(time_of(ordered[at]) if total else None)
+    return found
 
 
 def _summarize(
@@ -222,18 +227,22 @@ def _measure(
         at = grid.find(each.begin_s)
         for sums, times in ((ran[at], each.times.ran), (took[at], each.times.took)):
             add_times(sums, times)
-        add_times(whole, each.times.ran)
+    for sums in ran:
+        for bucket, count in sums.items():
+            whole[bucket] = whole.get(bucket, 0) + count
+    ran_times, took_times = ([find_times(each, _SHARES) for each in sums] for sums in (ran, took))
+    half, most = find_times(whole, _SHARES)
     return FunctionFigures(
         name=function,
         waiting=waits + max(0, kept.waiting - runs_kept),
         running=runs,
         done=sum(each.done for each in steps) + kept.done,
         failed=sum(each.failed for each in steps) + kept.failed,
-        ran=(find_time(whole, 0.5), find_time(whole, 0.99)),
-        ran_p50=[find_time(each, 0.5) for each in ran],
-        ran_p99=[find_time(each, 0.99) for each in ran],
-        took_p50=[find_time(each, 0.5) for each in took],
-        took_p99=[find_time(each, 0.99) for each in took],
+        ran=(half, most),
+        ran_p50=[each[0] for each in ran_times],
+        ran_p99=[each[1] for each in ran_times],
+        took_p50=[each[0] for each in took_times],
+        took_p99=[each[1] for each in took_times],
     )
 
 

@@ -122,13 +122,13 @@ class CountRows:
         await self._write(put)
 
     async def list_gauges(
-        self, projects: ProjectFilter, now: datetime
+        self, projects: ProjectFilter, now: datetime, app: str = ""
     ) -> Mapping[AppKey, Sequence[tuple[str, CountsAsk | None]]]:
-        """Return of each app the jobs that told something in the last hour, and what those tell
-        that still run."""
-        sql = f"{_GAUGES.select} WHERE told_at >= ? ORDER BY job"
-        since = to_micros(now - _GAUGES_KEPT)
-        rows = await self._read(lambda session: session.run(sql, (since,)).fetchall())
+        """Return of each app, or of those with this name, the jobs that told something in the last
+        hour, and what those tell that still run."""
+        sql = f"{_GAUGES.select} WHERE told_at >= ?{' AND app = ?' if app else ''} ORDER BY job"
+        values = (to_micros(now - _GAUGES_KEPT), *([app] if app else []))
+        rows = await self._read(lambda session: session.run(sql, values).fetchall())
         found: defaultdict[AppKey, list[tuple[str, CountsAsk | None]]] = defaultdict(list)
         for each in map(_GAUGES.make, rows):
             if is_visible(each.project, projects):
