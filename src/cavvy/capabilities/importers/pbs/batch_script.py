@@ -44,7 +44,7 @@ _NOTED = {
     "q": f"{_CLUSTER}; --pool NAME runs the job on a pool",
     "A": f"{_CLUSTER}; --project says who pays",
     "P": f"{_CLUSTER}; --project says who pays",
-    "p": f"{_CLUSTER}; --priority says what goes first",
+    "p": f"{_CLUSTER}; `priority` in the task file says what goes first",
     "m": "`cavvy notify` sends messages about jobs",
     "M": "`cavvy notify` sends messages about jobs",
     "V": "variables of this machine are not sent; name those that the job needs with --env NAME",

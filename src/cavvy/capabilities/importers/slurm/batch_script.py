@@ -56,7 +56,7 @@ _CLUSTER = "it names something of a Slurm cluster"
 # options that do not change what the script computes, and why they are left out
 _NOTED = {
     "account": f"{_CLUSTER}; --project says who pays",
-    "qos": f"{_CLUSTER}; --priority says what goes first",
+    "qos": f"{_CLUSTER}; `priority` in the task file says what goes first",
     "partition": f"{_CLUSTER}; --pool NAME runs the job on a pool",
     "reservation": _CLUSTER,
     "nodelist": f"{_CLUSTER}; --provider and --region choose a place",
@@ -90,11 +90,11 @@ _NOTED |= {
     ),
     **dict.fromkeys(split_words("wckey mcs-label cluster-constraint reboot uid gid"), _CLUSTER),
     **dict.fromkeys(split_words("gres-flags tres-bind"), _BOUND),
-    "priority": f"{_CLUSTER}; --priority says what goes first",
+    "priority": f"{_CLUSTER}; `priority` in the task file says what goes first",
     "kill-on-invalid-dep": "a job whose predecessor cannot end well is ended",
     "deadline": "--deadline says when the job must have ended",
     "time-min": "--time is the limit",
-    "nice": f"{_CLUSTER}; --priority says what goes first",
+    "nice": f"{_CLUSTER}; `priority` in the task file says what goes first",
     "propagate": "the node determines limits",
 }
 # options that plug-ins of some clusters add to sbatch, which do not change what a script computes
