@@ -61,7 +61,7 @@ async def test_a_key_names_one_call_with_one_result(calls: Api) -> None:
     assert [each["created"] for each in taken] == [True, True, False]
     first, other = taken[0]["id"], taken[1]["id"]
     assert taken[2]["id"] == first != other
-    assert (await read(calls, first)) == {"ended": [], "missing": []}
+    assert (await read(calls, first)) == {"ended": [], "missing": [], "waiting": {}}
     await end(calls, first, b"one")
     await end(calls, first, b"two")  # a second result, of a job that was thought to be lost
     (found,) = (await read(calls, first, other, "none"))["ended"]
@@ -87,7 +87,11 @@ async def test_calls_go_with_their_app(calls: Api) -> None:
     ((taken),) = (await calls.http.post(f"{PATH}/calls", json=asked)).json()
     assert [each["id"] for each in (await calls.http.get(f"{PATH}/calls")).json()] == [taken["id"]]
     assert (await calls.http.delete(PATH)).status_code == 204
-    assert (await read(calls, taken["id"])) == {"ended": [], "missing": [taken["id"]]}
+    assert (await read(calls, taken["id"])) == {
+        "ended": [],
+        "missing": [taken["id"]],
+        "waiting": {},
+    }
 
 
 @pytest.mark.parametrize(
