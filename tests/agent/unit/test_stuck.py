@@ -104,7 +104,8 @@ def test_work_that_may_make_progress_is_left_alone(found: AttemptSnapshot, secon
 
 def test_the_next_look_is_when_the_limit_may_be_reached() -> None:
     action = decide_attempt(silent(595), at(1000))
-    assert action == a.RecheckAttempt(after=timedelta(seconds=6))
+    left = timedelta(seconds=6)
+    assert action == a.RecheckAttempt(after=left, holds=left)
 
 
 def test_silent_ranks_are_asked_where_they_are_and_then_stopped() -> None:
@@ -126,9 +127,9 @@ def test_silent_ranks_are_asked_where_they_are_and_then_stopped() -> None:
 
 def test_the_silence_goes_on_since_the_last_report() -> None:
     assert isinstance(decide_attempt(silent(598, heard=998), at(1000)), a.OrderRanks)
-    assert decide_attempt(silent(598, heard=999), at(1000)) == a.RecheckAttempt(
-        after=timedelta(seconds=2)
-    )
+    left = timedelta(seconds=2)
+    action = decide_attempt(silent(598, heard=999), at(1000))
+    assert action == a.RecheckAttempt(after=left, holds=left)
 
 
 def test_ranks_that_have_ended_are_not_asked_and_hide_no_hang() -> None:

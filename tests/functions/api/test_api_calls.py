@@ -61,7 +61,11 @@ async def test_a_key_names_one_call_with_one_result(calls: Api) -> None:
     assert [each["created"] for each in taken] == [True, True, False]
     first, other = taken[0]["id"], taken[1]["id"]
     assert taken[2]["id"] == first != other
-    assert (await read(calls, first)) == {"ended": [], "missing": [], "waiting": {}}
+    assert (await read(calls, first)) == {
+        "ended": [],
+        "missing": [],
+        "waiting": {first: "its job is about to be submitted"},
+    }
     await end(calls, first, b"one")
     await end(calls, first, b"two")  # a second result, of a job that was thought to be lost
     (found,) = (await read(calls, first, other, "none"))["ended"]

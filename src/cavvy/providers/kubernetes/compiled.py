@@ -2,8 +2,9 @@
 its own, since only an option of the interpreter leaves columns out of bytecode, and imports only
 the standard library.
 
-A config map holds at most 1 MiB. Without columns and docstrings, bytecode is two thirds as large;
-tracebacks still name files, lines and functions.
+A config map holds at most 1 MiB. Without columns and docstrings, bytecode is two thirds as large,
+and so are sources without comments and docstrings, which other versions of Python use; tracebacks
+still name files, lines and functions.
 """
 
 import ast
@@ -12,6 +13,7 @@ import io
 import marshal
 import subprocess
 import sys
+import tokenize
 import zipfile
 
 _UNCHECKED = 1  # the flag of bytecode that Python uses without comparing it with its source
@@ -39,6 +41,8 @@ def _add_modules(archive: bytes) -> bytes:
     ):
         for name in sorted(old.namelist()):
             source = old.read(name)
+            if name.endswith(".py"):
+                source = _without_remarks(source)
             _write(new, name, source)
             if name.endswith(".py"):
                 code = compile(_without_docstrings(source), name, "exec", dont_inherit=True)
@@ -59,6 +63,29 @@ def _without_docstrings(source: bytes) -> ast.Module:
         if ast.get_docstring(node, clean=False) is not None and len(node.body) > 1:
             del node.body[0]
     return tree
+
+
+def _without_remarks(source: bytes) -> bytes:
+    """Return the source without comments and docstrings, with each statement in its line."""
+    lines = source.splitlines(keepends=True)
+    cuts = [
+        (*token.start, token.end[1])
+        for token in tokenize.tokenize(io.BytesIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    text = [line.decode() for line in lines]
+    for row, begin, end in cuts:
+        text[row - 1] = text[row - 1][:begin].rstrip() + text[row - 1][end:]
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
+            assert first.end_lineno is not None
+            row, last = first.lineno - 1, first.end_lineno - 1
+            text[row] = text[row][: first.col_offset] + '""\n'
+            text[row + 1 : last + 1] = ["\n"] * (last - row)
+    return "".join(text).encode()
 
 
 def _write(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
