@@ -56,7 +56,8 @@ class NoOffer(CavvyError):
 
 class ConsentNeeded(CavvyError):
     """Raised if the offers cost money, and the caller has not agreed to pay. The message shows the
-    price. To agree, pass `consent` or `max_cost`."""
+    price. To agree, pass `consent` or `max_cost`; for a function, write `with
+    app.run(consent=True):` around its calls."""
 
 
 class JobNotFound(CavvyError, LookupError):
