@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cavvy.capabilities.functions.errors import NotSendable as NotSendable
     from cavvy.capabilities.functions.errors import WorkerLost as WorkerLost
     from cavvy.capabilities.functions.image import FunctionImage as Image
+    from cavvy.capabilities.functions.limits import CallLimit as Limit  # noqa: F401
     from cavvy.capabilities.functions.state.objects import Dict as Dict
     from cavvy.capabilities.functions.state.objects import Queue as Queue
     from cavvy.capabilities.functions.storage import FunctionSecret as Secret  # noqa: F401

@@ -639,7 +639,8 @@ class TestRunning:
         order = Order(seq=1, kind="notice", seconds=60, reason="", at=T0)
         node = replace(gang.nodes[0], notice_until=at(60), order=order, heard_at=at(50))
         told = replace(gang, nodes=(node,))
-        assert decide_attempt(told, at(50)) == a.RecheckAttempt(after=timedelta(seconds=10))
+        left = timedelta(seconds=10)
+        assert decide_attempt(told, at(50)) == a.RecheckAttempt(after=left, holds=left)
 
     @pytest.mark.parametrize(
         ("more", "outcome", "reason"),

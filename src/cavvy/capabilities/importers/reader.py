@@ -16,7 +16,6 @@ from cavvy.capabilities.importers.detect import (
     refuse_compose,
 )
 from cavvy.capabilities.importers.dialects import Dialect
-from cavvy.capabilities.importers.readers import child, items
 from cavvy.domain.slurm_options import TAKEN_OPTIONS
 from cavvy.domain.tasks import Scalar, TaskSpec
 from cavvy.domain.values import replace
@@ -178,6 +177,8 @@ def _list_replaced(overrides: str) -> set[str]:
 
 def _goes_to_slurm(overrides: str) -> bool:
     """Return whether the options choose only Slurm clusters."""
+    from cavvy.capabilities.importers.readers import child, items
+
     for root in compose_all(overrides, ProblemNotes("the options", overrides)) if overrides else ():
         names = child(child(root, "resources"), "providers")
         found = [each.text for each in items(names) if isinstance(each, ScalarNode)]

@@ -130,7 +130,8 @@ class GcpCloud:
         self._quotas.forget()
         machines = [f"{zone}/{name}" for name in request.names]
         starts = {
-            each: self._advance(each, body) for each, body in zip(machines, bodies, strict=True)
+            each: self._advance(each, body, request.token)
+            for each, body in zip(machines, bodies, strict=True)
         }
         try:
             await start_together(starts, self._roll_back)
@@ -195,9 +196,10 @@ class GcpCloud:
     def is_full(self, fault: vm.CloudFault) -> bool:
         return fault.code in FULL_CODES
 
-    async def _advance(self, machine: str, body: Json) -> None:
+    async def _advance(self, machine: str, body: Json, token: str) -> None:
         """Request the machine, or query the state of an earlier request for the machine. If the
-        request has failed and the machine does not exist, raise the request's fault.
+        request has failed and the machine does not exist, raise the request's fault. `token` is
+        another one after a recorded refusal, also if the server was restarted since.
         """
         zone = machine.partition("/")[0]
         operation = self._operations.get(machine)
@@ -205,14 +207,13 @@ class GcpCloud:
             path = f"zones/{zone}/operations/{operation['name']}"
             operation = await self._api.get(path)
         else:
-            # a repeated token would return the failed insertion, so the token depends on the
-            # failures
+            # a repeated ID would return the failed insertion, so the ID depends on the failures
             failed = self._failed.get(machine)
-            request = f"{machine} {failed}" if failed else machine
-            token = str(uuid.uuid5(uuid.NAMESPACE_URL, request))
+            request = f"{machine} {token} {failed}" if failed else f"{machine} {token}"
+            request_id = str(uuid.uuid5(uuid.NAMESPACE_URL, request))
             try:
                 path = f"zones/{zone}/instances"
-                operation = await self._api.send("POST", path, body, requestId=token)
+                operation = await self._api.send("POST", path, body, requestId=request_id)
             except vm.CloudFault as fault:
                 if fault.status != 409 or await self.get(machine) is None:
                     raise

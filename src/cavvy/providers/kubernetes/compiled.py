@@ -3,8 +3,8 @@ its own, since only an option of the interpreter leaves columns out of bytecode,
 the standard library.
 
 A config map holds at most 1 MiB. Without columns and docstrings, bytecode is two thirds as large,
-and so are sources without comments and docstrings, which other versions of Python use; tracebacks
-still name files, lines and functions.
+and sources, which other versions of Python use, go without docstrings and lines of comments, too.
+Tracebacks still name files, lines and functions.
 """
 
 import ast
@@ -13,7 +13,6 @@ import io
 import marshal
 import subprocess
 import sys
-import tokenize
 import zipfile
 
 _UNCHECKED = 1  # the flag of bytecode that Python uses without comparing it with its source
@@ -41,22 +40,23 @@ def _add_modules(archive: bytes) -> bytes:
     ):
         for name in sorted(old.namelist()):
             source = old.read(name)
-            if name.endswith(".py"):
-                source = _without_remarks(source)
+            if not name.endswith(".py"):
+                _write(new, name, source)
+                continue
+            tree = ast.parse(source)
+            source = _without_remarks(source, tree)
             _write(new, name, source)
-            if name.endswith(".py"):
-                code = compile(_without_docstrings(source), name, "exec", dont_inherit=True)
-                head = (
-                    importlib.util.MAGIC_NUMBER
-                    + _UNCHECKED.to_bytes(4, "little")
-                    + importlib.util.source_hash(source)
-                )
-                _write(new, name + "c", head + marshal.dumps(code))
+            code = compile(_without_docstrings(tree), name, "exec", dont_inherit=True)
+            head = (
+                importlib.util.MAGIC_NUMBER
+                + _UNCHECKED.to_bytes(4, "little")
+                + importlib.util.source_hash(source)
+            )
+            _write(new, name + "c", head + marshal.dumps(code))
     return packed.getvalue()
 
 
-def _without_docstrings(source: bytes) -> ast.Module:
-    tree = ast.parse(source)
+def _without_docstrings(tree: ast.Module) -> ast.Module:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -65,27 +65,26 @@ def _without_docstrings(source: bytes) -> ast.Module:
     return tree
 
 
-def _without_remarks(source: bytes) -> bytes:
-    """Return the source without comments and docstrings, with each statement in its line."""
-    lines = source.splitlines(keepends=True)
-    cuts = [
-        (*token.start, token.end[1])
-        for token in tokenize.tokenize(io.BytesIO(source).readline)
-        if token.type == tokenize.COMMENT
-    ]
-    text = [line.decode() for line in lines]
-    for row, begin, end in cuts:
-        text[row - 1] = text[row - 1][:begin].rstrip() + text[row - 1][end:]
-    for node in ast.walk(ast.parse(source)):
+def _without_remarks(source: bytes, tree: ast.Module) -> bytes:
+    """Return the source without docstrings and lines that are comments, with each statement in its
+    line."""
+    lines, inside = source.splitlines(keepends=True), set[int]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno is not None:
+            inside.update(range(node.lineno, node.end_lineno))  # these lines go on with a text
+    for row, line in enumerate(lines):
+        if row not in inside and line.lstrip().startswith(b"#"):
+            lines[row] = b"\n"
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         if ast.get_docstring(node, clean=False) is not None:
             first = node.body[0]
             assert first.end_lineno is not None
             row, last = first.lineno - 1, first.end_lineno - 1
-            text[row] = text[row][: first.col_offset] + '""\n'
-            text[row + 1 : last + 1] = ["\n"] * (last - row)
-    return "".join(text).encode()
+            lines[row] = lines[row][: first.col_offset] + b'""\n'
+            lines[row + 1 : last + 1] = [b"\n"] * (last - row)
+    return b"".join(lines)
 
 
 def _write(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

@@ -45,8 +45,9 @@ def test_the_agent_fits_into_a_config_map_with_a_reserve(tmp_path: Path) -> None
     )
     for name in sources.namelist():
         assert read_statements(files.read(name)) == read_statements(sources.read(name)), name
-    assert b"# " not in files.read("main.py")
-    assert b"# " in sources.read("main.py")
+    packed_sources = b"".join(map(files.read, sources.namelist()))
+    assert b"\n# " not in packed_sources
+    assert b"\n# " in b"".join(map(sources.read, sources.namelist()))
     assert {f"{name}c" for name in sources.namelist() if name.endswith(".py")} <= set(
         files.namelist()
     )
