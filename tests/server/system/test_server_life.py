@@ -30,6 +30,7 @@ from cavvy.client import (
     connect,
     launch,
 )
+from cavvy.client.client import REVISION
 from cavvy.client.connection import ensure_server, stop_server
 from cavvy.client.state import ServerFile, read_server, read_token, server_holds_lock, write_server
 
@@ -165,7 +166,7 @@ def test_a_newer_command_replaces_an_older_server(home: Path) -> None:
 
 def test_an_older_command_works_with_a_newer_server_of_the_same_language(home: Path) -> None:
     first = pid_of(home)
-    change(home, version="99.0.0", revision=99)
+    change(home, version="99.0.0", revision=REVISION + 1)
     assert pid_of(home) == first
     change(home, api=2, version="99.0.0")
     with pytest.raises(IncompatibleVersions) as caught:
