@@ -276,6 +276,25 @@ def test_a_pipe_says_once_the_position_of_a_job_without_a_reason(
     ]
 
 
+def test_a_reason_that_is_seen_before_its_event_is_told_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    again = "a fire drill reclaims the node; tried again"
+    job = make_job("x", "queued", reason=again)
+    with open_screen(job) as screen:
+        screen.event(make_event(1, "notice", "a fire drill reclaims the node: 5 s left"))
+        screen.job(job)
+        screen.event(make_event(2, "preempted", "a fire drill reclaims the node"))
+        screen.event(make_event(3, "queued", again))
+        screen.job(job)
+    said = [line.partition("] ")[2] for line in capfd.readouterr().err.splitlines()]
+    assert [line.split(maxsplit=1) for line in said[-2:]] == [
+        ["preempted", "a fire drill reclaims the node"],
+        ["queued", "tried again"],
+    ]
+    assert len(said) == 3
+
+
 def test_a_pipe_says_once_why_a_job_waits(capfd: pytest.CaptureFixture[str]) -> None:
     def queued(reason: str) -> wire.JobDetail:
         return make_job("x", "queued", reason=reason)

@@ -130,6 +130,7 @@ class _Plain:
         self._filters: dict[int, EscapeFilter] = {}  # by rank
         self._story = JobStory(several)
         self._told = ""  # the last reason of a wait, or the text of the last event
+        self._seen = ""  # a reason of a wait that is told if it is still there at the next look
         self._looks = 0  # how often the job was queued without a reason
         self._setup = SetupLine()
         self._said_at = 0.0  # when the setup was said last
@@ -146,7 +147,7 @@ class _Plain:
             sys.stdout.buffer.write(_with_rank(rank, [line]))
 
     def event(self, event: "EventView") -> None:
-        self._told = event.text
+        self._told, self._seen = event.text, ""
         for step in self._story.tell(event):
             click.echo(f"[cavvy {show_clock(step.at)}] {self._story.text(step)}", err=True)
 
@@ -170,6 +171,9 @@ class _Plain:
             if self._looks != _QUIET_LOOKS or not job.queue_position:
                 return
             reason = f"position {job.queue_position} in the queue"
+        elif reason != self._seen:
+            self._seen = reason  # the event that tells it may be on its way, behind others
+            return
         else:
             self._told, self._looks = reason, _QUIET_LOOKS
         self._tell(wait_line(reason))
