@@ -95,6 +95,15 @@ def test_what_the_main_function_writes_is_no_change(session: OpenedSession) -> N
     assert session._find_changes() == {str(folder / each) for each in ("results.csv", "table.csv")}
 
 
+def test_only_what_is_written_during_the_command_is_noted(tmp_path: Path) -> None:
+    """Python keeps the hook for as long as the process lives."""
+    own = dev.OwnOutputs(tmp_path)
+    with own.watching():
+        (tmp_path / "during").write_text("1")
+    (tmp_path / "after").write_text("1")
+    assert own.written == {str(tmp_path / "during")}
+
+
 def test_where_the_command_prints_is_no_change(tmp_path: Path) -> None:
     with (tmp_path / "out.log").open("w") as file:
         kept = os.dup(1)

@@ -53,6 +53,7 @@ class OwnOutputs:
 
     def __init__(self, folder: Path) -> None:
         self._prefix = os.path.join(os.path.realpath(folder), "")
+        self._watches = False
         self.written: set[str] = set()
         self._streams: set[tuple[int, int]] = set()
         for number in (1, 2):
@@ -60,9 +61,20 @@ class OwnOutputs:
                 status = os.fstat(number)
                 self._streams.add((status.st_dev, status.st_ino))
 
-    def watch(self) -> None:
-        """Note from now on what is opened for writing."""
-        sys.addaudithook(self.note)
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note what is opened for writing inside the block."""
+
+        def hook(event: str, args: tuple[object, ...]) -> None:
+            if self._watches:
+                self.note(event, args)
+
+        self._watches = True
+        sys.addaudithook(hook)  # Python removes no such hook before the process ends
+        try:
+            yield
+        finally:
+            self._watches = False
 
     def note(self, event: str, args: tuple[object, ...]) -> None:
         """Take an event of Python's audit hooks."""
@@ -112,7 +124,11 @@ class DevSession:
         """Run until the user ends the command."""
         sys.argv = [str(self._path), *self._words]
         sys.dont_write_bytecode = True  # a file may be saved twice in a second
-        self._own.watch()
+        with self._own.watching():
+            self._run_again()
+
+    def _run_again(self) -> None:
+        """Call the main function after each change, until the user ends the command."""
         self._marks = self._look()
         load_file(self._path)
         if calls_main():
