@@ -171,6 +171,26 @@ def test_a_queue_is_served_in_order_and_large_jobs_do_not_starve(tmp_path: Path)
     assert found["mean_wait_s"] == (0 + 90 + 180 + 0) / 4
 
 
+FIELDS = "JobID|Submit|ElapsedRaw|AllocTRES|Partition\n"
+
+
+def test_jobs_that_slurm_has_run_are_read(tmp_path: Path) -> None:
+    jobs, pools = tmp_path / "jobs.txt", tmp_path / "pools.csv"
+    jobs.write_text(
+        f"{FIELDS}8|2026-03-01T09:00:00|100|billing=9,cpu=9,gres/gpu:a100=3,gres/gpu=3,node=1|a\n"
+        "8.0|2026-03-01T09:00:00|100|cpu=9,gres/gpu=3|\n"  # a step
+        "9|2026-03-01T09:00:10|100|cpu=1,gres/gpu:a100=3,gres/gpu:h100=1,mem=1G|a\n"
+        "10|2026-03-01T09:00:20|100|cpu=4,mem=8G,node=1|a\n"  # without a GPU
+        "11|2026-03-01T09:00:30|0||a\n"  # cancelled before it had started
+        "12|2026-03-01T09:00:40|50|gres/gpu=1|b\n"
+    )
+    pools.write_text("vc,node num\na,1\nb,1\n")
+    options = ("--jobs", str(jobs), "--pools", str(pools), "--gpus-per-node", "4")
+    found = json.loads(run("fleet", *options, "-o", "json").stdout)
+    assert (found["jobs"], found["left_out"], found["makespan_s"]) == (3, 0, 200)
+    assert found["mean_wait_s"] == 90 / 3
+
+
 def test_a_record_as_long_as_the_deadline_has_one_window(tmp_path: Path) -> None:
     (tmp_path / "short.json").write_text(
         json.dumps({"metadata": {"gap_seconds": 300}, "data": [1] * 144})
@@ -194,6 +214,9 @@ HEAD = "arrival_s,duration_s,gpus,vc\n"
         (f"{HEAD}nan,1,1,a\n", "1", "arrival nan s"),
         (f"{HEAD}0,-5,1,a\n", "1", "duration -5 s"),
         (f"{HEAD}0,5,0,a\n", "1", "0 GPUs"),
+        (f"{FIELDS}8|noon|60|gres/gpu=1|a\n", "1", "line 2: Invalid isoformat string: 'noon'"),
+        (f"{FIELDS}8|2026-03-01T09:00:00\n", "1", "line 2: "),
+        ("JobID|Submit|Elapsed\n", "1", "the list has no field ElapsedRaw and no AllocTRES"),
         (f"{HEAD}0,5,1,a\n", "-1", "expected the columns vc and node num: -1 nodes"),
     ],
 )

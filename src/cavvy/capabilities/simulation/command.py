@@ -237,7 +237,8 @@ def spot(**given: Any) -> None:
     "--jobs",
     metavar="FILE",
     type=_INPUT,
-    help="CSV or Parquet with the columns arrival_s, duration_s, gpus and vc, one row per job.",
+    help="CSV or Parquet with the columns arrival_s, duration_s, gpus and vc, one row per job, or "
+    "the output of Slurm's `sacct --parsable2`.",
 )
 @click.option(
     "--pools",

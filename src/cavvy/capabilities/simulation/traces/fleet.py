@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any, TextIO
 
 from cavvy.capabilities.simulation.traces.readers import TraceError
+from cavvy.capabilities.simulation.traces.slurm_jobs import is_accounting, read_accounting
 from cavvy.domain.jobs import JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec
@@ -65,7 +66,9 @@ class QueueResult(Struct, frozen=True, kw_only=True):
 
 
 def read_jobs(path: Path) -> list[TraceArrival]:
-    """Read jobs from a CSV or Parquet file with the columns arrival_s, duration_s, gpus and vc."""
+    """Read jobs from a CSV or Parquet file with the columns arrival_s, duration_s, gpus and vc, or
+    from what Slurm's sacct has printed; a partition is a virtual cluster.
+    """
     try:
         rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
         jobs = [
@@ -75,7 +78,7 @@ def read_jobs(path: Path) -> list[TraceArrival]:
     except (KeyError, TypeError, ValueError) as error:
         raise TraceError(
             f"{path}: expected the columns {', '.join(_COLUMNS)}, with times of 0 or more and at "
-            f"least 1 GPU for each job: {error}"
+            f"least 1 GPU for each job, or the output of sacct --parsable2: {error}"
         ) from None
     return sorted(jobs, key=lambda job: job.arrival_s)
 
@@ -249,6 +252,11 @@ def _rows(file: TextIO, columns: Sequence[str]) -> "csv.DictReader[str]":
 
 def _csv(path: Path) -> Iterator[tuple[Any, ...]]:
     with path.open(newline="") as file:
+        accounting = is_accounting(file.readline())
+        file.seek(0)
+        if accounting:
+            yield from read_accounting(file)
+            return
         for row in _rows(file, _COLUMNS):
             yield tuple(row[column] for column in _COLUMNS)
 
