@@ -105,6 +105,7 @@ NOT_RUN = {
     ("guides/devices.md", ""): "devices; scripts/demo_edge.py does all of it",
     ("guides/serve.md", "cavvy deploy"): "a model that a job has trained",
     ("guides/serve.md", "cd examples/plan-service"): "half a minute; test_service_plan.py plans",
+    ("guides/simulate.md", "sacct"): "Slurm; test_slurm_accounts.py runs it",
     ("guides/simulate.md", "cavvy simulate serve --trace Azure"): "recordings to download",
     ("guides/simulate.md", "cavvy simulate fleet --pods csv"): "recordings to download",
     ("guides/simulate.md", "cavvy simulate fleet --jobs philly"): "recordings to download",

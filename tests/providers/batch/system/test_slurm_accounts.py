@@ -4,8 +4,11 @@ looked up, and a pool of ours gives nodes to this cluster and to one of Kubernet
 
 import asyncio
 import grp
+import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +18,7 @@ import grpc
 import pytest
 from tests.autoscaler_protocol import SERVICE, call, make
 from tests.certificates import Authority
+from tests.pages import ROOT, read_blocks
 from tests.providers.batch.contract.test_provider_slurm import SlurmPlace, slurm_environment
 from tests.system.ports import free_port
 from tests.system.slurm import Cluster, cluster_at, why_no_accounting
@@ -132,6 +136,29 @@ def owner(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         slurm += 'python = "/usr/bin/python3"\n'
         user.settings(f"[providers.local]\nhide_server = false\n[providers.slurm]\n{slurm}")
         yield user
+
+
+def test_the_guide_simulates_the_jobs_that_the_cluster_has_run(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.run("sbatch", "--wait", "--gpus-per-node=2", "-p", "main", "--wrap", "sleep 2")
+    cluster.until(lambda: "gres/gpu=2" in cluster.run("sacct", "-aXnP", "-o", "AllocTRES"))
+    [block] = [
+        block.text
+        for block in read_blocks(ROOT / "docs/guides/simulate.md")
+        if block.text.startswith("sacct")
+    ]
+    bin_folder = Path(sys.executable).parent
+    environ = {**cluster.environ, "PATH": f"{bin_folder}:{cluster.environ['PATH']}"}
+    page = block.replace("--plot queue.svg", "-o json")
+    done = subprocess.run(
+        ["bash", "-ec", page], cwd=tmp_path, env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "pools.csv").read_text().splitlines()[1].startswith("main,")
+    found = json.loads(done.stdout)
+    assert found["jobs"] >= 1, (tmp_path / "jobs.txt").read_text()
+    assert found["left_out"] == 0
 
 
 _POOL = """
