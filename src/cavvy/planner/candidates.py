@@ -130,7 +130,8 @@ def find_candidates(
         return _none_fits(job.task, market, matches)
     able, reasons = _able(job, market, matches.offers, objections)
     if not able:
-        return _hopeless(job.task, market, "; ".join(reasons))
+        reason = "; ".join(reasons) or _explain_groups(matches.offers)
+        return _hopeless(job.task, market, reason)
     able = [offer for offer in able if not ends_before(job.task, offer, now)]
     if not able:
         reason = "every node that fits ends by itself before the time of limits.duration"
@@ -247,6 +248,16 @@ def _able(
     return able, list(dict.fromkeys(reasons))
 
 
+def _explain_groups(offers: Sequence[Offer]) -> str:
+    """Return why a task with one node uses none of these offers, each of which is for several of a
+    group of hosts."""
+    names = ", ".join(dict.fromkeys(f"{each.provider} {each.instance_type}" for each in offers))
+    return (
+        f"No offer: only groups of hosts have what the task needs ({names}), and none of their "
+        "hosts alone; set `nodes` to 2 or more, or request less for the node"
+    )
+
+
 def _refuse(task: TaskSpec, offer: Offer, policies: Sequence[BoundPolicy]) -> Objection | None:
     return explain_policy(policies, task, offer) or explain_unsuitable(task, offer)
 
@@ -266,6 +277,8 @@ def _too_many(task: TaskSpec, offer: Offer) -> str:
         f"{offer.vcpus:g} CPU{'s' if offer.vcpus != 1 else ''} and "
         f"{format_memory(offer.memory_mib)}"
     )
+    if task.nodes == 1:
+        return f"{offer.key}: a node with {node} does not fit on this host, which has {there}"
     return (
         f"{offer.key}: {task.nodes} nodes with {node} each do not fit on this host at the same "
         f"time (the host has {there}); request fewer or smaller nodes"

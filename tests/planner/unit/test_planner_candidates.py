@@ -81,6 +81,14 @@ def test_what_fits_nowhere_is_said_with_what_would_have_to_change() -> None:
     assert "resources.cpu" in found.reason
 
 
+def test_one_node_is_told_that_only_a_group_of_hosts_has_what_it_needs() -> None:
+    hosts = [Host(name=f"here/{name}", cpus=4, memory_mib=4096, group="here/rack") for name in "ab"]
+    group = replace(FREE, region="rack", instance_type="rack")
+    found = look(make_job(), OfferedMarket(offers=[group], hosts=hosts))
+    assert found.hopeless
+    assert "only groups of hosts have what the task needs (here rack)" in found.reason
+
+
 def test_a_part_of_a_gpu_that_must_be_isolated_starts_on_no_shared_gpu() -> None:
     offer = replace(FREE, accelerator="A100", accelerator_count=1, accelerator_memory_mib=40960)
     host = replace(HOST, devices=("a",))
