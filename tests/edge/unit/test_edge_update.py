@@ -27,10 +27,11 @@ from cavvy.capabilities.edge.on_device import server_calls
 from cavvy.capabilities.edge.on_device import update as module
 from cavvy.capabilities.edge.on_device.delta import ALONE, HEAD, apply_delta
 from cavvy.capabilities.edge.on_device.server_calls import read_pieces
-from cavvy.capabilities.edge.on_device.slots import ModelSlots, hash_file, plan_of
+from cavvy.capabilities.edge.on_device.slots import ModelSlots, hash_file, plan_of, sync_tree
 from cavvy.capabilities.edge.on_device.update import VersionWrong, fetch_with
 
 CHANGES = ("open", "fsync", "rename", "replace", "unlink", "remove", "link", "symlink", "mkdir")
+OPEN = os.open  # as it is without a StrictDisk
 SAME = b"labels"
 OLD = {"m.onnx": b"old weights", "deep/labels.txt": SAME}
 NEW = {"m.onnx": b"new weights!", "deep/labels.txt": SAME, "deep/er/more.bin": b"", "x.part": b"x"}
@@ -54,11 +55,11 @@ class StrictDisk:
         self._names: dict[int, dict[str, int]] = {}
         self._links: dict[int, str] = {}
         self._folders: set[int] = set()
-        self._held: list[int] = []  # keeps the number of a removed file from being used again
+        self._held: dict[int, int] = {}  # descriptors by the number of the file that they hold
         for inner, _, names in os.walk(folder):
             for path in (inner, *(f"{inner}/{name}" for name in names)):
                 if not os.path.islink(path):
-                    self._note(os.open(path, os.O_RDONLY))
+                    self._note(path)
 
     def step(self) -> None:
         self.steps += 1
@@ -78,20 +79,29 @@ class StrictDisk:
         def call(*given: Any, **named: Any) -> Any:
             self.step()
             if name == "fsync":
-                return self._note(os.dup(given[0]))
+                return self._note(f"/proc/self/fd/{given[0]}")
             return real(*given, **named)
 
         return call
 
-    def _note(self, descriptor: int) -> None:
-        self._held.append(descriptor)
-        number, path = os.fstat(descriptor).st_ino, f"/proc/self/fd/{descriptor}"
+    def _hold(self, path: str, flags: int = 0) -> int:
+        """Return the number of a file, which no other file gets even if this one is removed."""
+        descriptor = OPEN(path, os.O_PATH | flags)
+        number = os.fstat(descriptor).st_ino
+        if number in self._held:
+            os.close(descriptor)
+        else:
+            self._held[number] = descriptor
+        return number
+
+    def _note(self, path: str) -> None:
+        number = self._hold(path)
         if not os.path.isdir(path):
             self._contents[number] = Path(path).read_bytes()
             return
         self._names[number] = {}
         for each in os.scandir(path):
-            inner = each.inode()
+            inner = self._hold(each.path, os.O_NOFOLLOW)
             self._names[number][each.name] = inner
             if each.is_symlink():
                 self._links[inner] = os.readlink(each.path)
@@ -116,7 +126,7 @@ class StrictDisk:
                         (to / each.relative_to(self.folder)).write_bytes(full)
 
     def close(self) -> None:
-        for each in self._held:
+        for each in self._held.values():
             os.close(each)
 
     def _rebuild(self, number: int, to: Path) -> None:
@@ -185,6 +195,24 @@ def cut_at_each_step(
         disk.close()
         steps += 1
     return steps
+
+
+def test_the_disk_knows_a_file_with_the_number_of_a_removed_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems give the number of what was removed to the file that is made next."""
+    (tmp_path / "begin").mkdir()
+    (tmp_path / "begin" / "link").symlink_to("nowhere")
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    disk = StrictDisk(tmp_path / "now", tmp_path / "begin", 10**6)
+    (disk.folder / "link").unlink()
+    (disk.folder / "file").write_text("told")
+    with disk.active(monkeypatch):
+        sync_tree(str(disk.folder))
+    disk.restore(tmp_path / "after", "all")
+    disk.close()
+    assert (tmp_path / "after/file").read_text() == "told"
+    assert not os.path.lexists(tmp_path / "after/link")
 
 
 @pytest.mark.parametrize("first", [True, False])
