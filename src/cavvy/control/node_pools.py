@@ -282,8 +282,12 @@ class PoolService:
             noted.append(replace(each, problem=problem) if job.phase in JOB_ENDS else each)
         if tuple(noted) != pool.members:
             pool = await self._store.node_pools.put(replace(pool, members=tuple(noted)))
-        members = {each.job_id for each in pool.members}
-        for job_id in await self._store.node_pools.jobs(pool.project, pool.name):
+        jobs = await self._store.node_pools.jobs(pool.project, pool.name)
+        # A node becomes a member before its job is submitted, so the members are read after the
+        # jobs. A node that the cluster orders meanwhile would look released otherwise.
+        newest = await self._nodes.read(pool.project, pool.name)
+        members = {each.job_id for each in newest.members} if newest else set()
+        for job_id in jobs:
             job = await self._store.job(job_id)
             if CLUSTER_NODE_TAG in job.task.tags and job_id not in members:
                 await self._stop([job_id], pool.project, _RELEASED)

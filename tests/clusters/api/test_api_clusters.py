@@ -1,10 +1,14 @@
 """Nodes of pools that other clusters order and release by name."""
 
+import asyncio
+from collections.abc import Mapping
+
 import pytest
 from tests.api.api_state import Api, until
 from tests.pools.api.test_api_pools import apply
 
 from cavvy.control import node_pools
+from cavvy.control.node_pools import pool_key
 from cavvy.domain.jobs import JobPhase
 
 CLUSTER = "{name: burst, max: 2, resources: {cpu: 1}, join: exec slurmd, secrets: [MUNGE_KEY]}"
@@ -84,3 +88,27 @@ async def test_a_node_that_has_ended_is_told_until_it_is_ordered_again(api: Api)
     [again] = (await api.http.post(NODES, json={"nodes": ["burst-1"]})).json()
     assert again["state"] in ("waiting", "starting")
     await api.http.post(f"{NODES}/release", json={"nodes": ["burst-1"]})
+
+
+async def test_a_node_that_is_ordered_while_the_pool_is_checked_stays(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await apply(api, CLUSTER.replace(", secrets: [MUNGE_KEY]", ""), consent=True)
+    nodes, store = api.app_state.control_plane.node_pools, api.app_state.store.node_pools
+    await nodes.order_nodes("default", "burst", ["burst-1"])
+    list_jobs, meanwhile, ordered = store.jobs, ["burst-2"], asyncio.Event()
+
+    async def order_first(project: str, name: str) -> Mapping[str, JobPhase]:
+        if meanwhile:
+            await nodes.order_nodes(project, name, [meanwhile.pop()])
+            ordered.set()
+        return await list_jobs(project, name)
+
+    monkeypatch.setattr(store, "jobs", order_first)
+    await nodes.reconcile(pool_key("default", "burst"))
+    await ordered.wait()  # the server checks the pool, too
+    await nodes.reconcile(pool_key("default", "burst"))
+    told = (await api.http.get(NODES)).json()
+    assert [each["name"] for each in told] == ["burst-1", "burst-2"]
+    assert {each["state"] for each in told} <= {"waiting", "starting"}
+    await api.http.post(f"{NODES}/release", json={"nodes": ["burst-1", "burst-2"]})

@@ -58,6 +58,50 @@ def test_reports_to_another_server_do_not_bring_a_retired_device_back() -> None:
     asyncio.run(play())
 
 
+def test_what_changes_while_rows_are_read_is_not_lost() -> None:
+    async def play() -> None:
+        store, clock = MemoryStore(), cast(Any, SimpleNamespace(now=lambda: NOW))
+        reading, read_on = asyncio.Event(), asyncio.Event()
+
+        async def list_services(project: str) -> list[KnownService]:
+            reading.set()
+            await read_on.wait()
+            return []
+
+        edge = EdgeService(store, clock, lambda *_: None, list_services)
+        names = []
+        for number in range(2):
+            token, _ = await edge.invite(
+                "p", site="lyon", labels={}, count=1, valid=timedelta(hours=1)
+            )
+            device = await edge.enrol("p", token, f"{number:064x}", f"box{number}", {})
+            names.append(device.name)
+        version = ModelVersion(
+            project="p", name="m@2", created_at=NOW, snapshot="", files=(), main=""
+        )
+        await rows_of(store).models.put(version)
+        told = [
+            asyncio.create_task(edge.check_in("p", each, DeviceReport(at=NOW))) for each in names
+        ]
+        await reading.wait()
+        rollout = Rollout(
+            project="p", name="", created_at=NOW, model="m", to=2, wave_at=NOW, waves=(1.0,)
+        )
+        await edge.deploy(rollout)
+        token, _ = await edge.invite("p", site="lyon", labels={}, count=1, valid=timedelta(hours=1))
+        await edge.enrol("p", token, "f" * 64, "late", {})
+        read_on.set()
+        await asyncio.gather(*told)
+        await edge.reconcile(edge_key("p"))
+        [wanted] = await edge.check_in("p", names[0], DeviceReport(at=NOW))
+        assert wanted.version.name == "m@2"
+        assert len(edge._known["p"].devices) == 3
+        stored = [await rows_of(store).devices.get("p", each) for each in names]
+        assert [each.report and each.report.at for each in stored] == [NOW, NOW]
+
+    asyncio.run(play())
+
+
 def test_a_device_that_ends_its_requests_takes_no_time_from_its_site() -> None:
     async def play() -> None:
         async def sleep_until(when: datetime) -> None:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from itertools import islice
+from weakref import WeakValueDictionary
 
 from cavvy.capabilities.edge.deltas import add_deltas, choose_bases
 from cavvy.capabilities.edge.devices import (
@@ -233,6 +234,8 @@ class EdgeService:
         self.tasks, self.pace = DeviceTasks(), SitePace(clock)
         self._audited: set[tuple[str, str, str]] = set()  # refusals that have an entry
         self._known: dict[str, _ProjectDevices] = {}
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._forgotten = 0  # calls of `_forget`
         # by project, its models if one must not leave a place, as they were at a time
         self._bound: dict[str, tuple[datetime, Sequence[ModelVersion]]] = {}
         self._enrolling = asyncio.Lock()
@@ -522,6 +525,7 @@ class EdgeService:
                 )
                 with suppress(StaleVersion):
                     stored = await self._rows.enrol(invited, device)
+                    self._forgotten += 1  # but what is known stays, with the device
                     if (held := self._known.get(project)) is not None:
                         held.devices[name] = stored
                     return stored
@@ -796,12 +800,27 @@ class EdgeService:
             known.devices.pop(name, None)  # it was changed by another server, so it is read again
 
     async def _read(self, project: str) -> _ProjectDevices:
-        known = self._known.get(project)
-        now = self._clock.now()
-        if known is not None and now - known.read_at < _FRESH:
+        if (known := self._find_fresh(project)) is not None:
             return known
-        if known is not None:
-            await self._flush(known)
+        # one reader at a time: of two, the later one would drop the reports to the first one
+        async with self._reading.setdefault(project, asyncio.Lock()):
+            if (known := self._find_fresh(project)) is not None:
+                return known
+            if (old := self._known.get(project)) is not None:
+                await self._flush(old)
+            now, forgotten = self._clock.now(), self._forgotten
+            known = await self._list_rows(project, now)
+            if known.devices:  # requests that name other projects, or none, would fill the memory
+                self._known[project] = known
+            if forgotten != self._forgotten:  # a row may have changed after it was read
+                self._forget(project)
+            return known
+
+    def _find_fresh(self, project: str) -> _ProjectDevices | None:
+        known = self._known.get(project)
+        return known if known is not None and self._clock.now() - known.read_at < _FRESH else None
+
+    async def _list_rows(self, project: str, now: datetime) -> _ProjectDevices:
         devices = await self._rows.devices.list(project)
         models = await self._rows.models.list(project)
         rollouts = await self._rows.rollouts.list(project)
@@ -809,7 +828,7 @@ class EdgeService:
         secrets: dict[str, datetime] = {}
         if any(each.secrets for each in settings):
             secrets = {each.name: each.updated_at for each in await self._store.secrets(project)}
-        known = _ProjectDevices(
+        return _ProjectDevices(
             now,
             {each.name: each for each in devices},
             {each.name: each for each in models},
@@ -819,12 +838,10 @@ class EdgeService:
             settings,
             secrets,
         )
-        if devices:  # requests that name other projects, or none, would fill the memory
-            self._known[project] = known
-        return known
 
     def _forget(self, project: str) -> None:
         """Let the rows be read again, after the reports that are not written yet are written."""
+        self._forgotten += 1
         if (known := self._known.get(project)) is not None:
             known.read_at = self._clock.now() - _FRESH
 
