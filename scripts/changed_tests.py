@@ -15,8 +15,9 @@ whole package. A changed capability chooses the tests that walk through what all
 and those of its room that may find it by its folder.
 
 A file outside the package, such as a page or a script, is read by its path: a test needs it if a
-string of the test, or of what it imports, names the file or one of its folders. The tests of the
-repository read all files, so any change chooses them.
+string of the test, or of what it imports, names the file or one of its folders. A program outside
+the package, such as a benchmark, counts as imported where strings have its name and its folders.
+The tests of the repository read all files, so any change chooses them.
 
 Tests of real servers run programs rather than import them, so they are printed only if they have
 changed themselves: `make test-servers` runs all of them.
@@ -68,6 +69,8 @@ WALKS = {
     "cavvy.frame.discover.find_capabilities": "name",
     "schemathesis": "routes",
 }
+# The same for what any test of these modules runs, whether it imports them itself or not.
+LOADS = {"cavvy.capabilities.serving.gateway.extensions": "gateway_meters"}
 LISTS_FILES = {"glob", "rglob", "walk", "iterdir", "ls-files"}
 
 
@@ -85,7 +88,8 @@ def select(changed: set[str], tests: Iterable[Path]) -> list[str]:
     modules, places = _modules_of(changed), _places_of(changed)
     inner = [name.removeprefix(CAPABILITIES) for name in changed if name.startswith(CAPABILITIES)]
     own = {name.partition("/")[0] for name in inner}
-    rooms, walked = tuple(f"tests/{name}/" for name in own), _walked(own)
+    rooms, walked = tuple(f"tests/{name}/" for name in own), _walked(own, WALKS)
+    modules |= _walked(own, LOADS)
     chosen = []
     for test in tests:
         name = test.relative_to(ROOT).as_posix()
@@ -101,12 +105,13 @@ def select(changed: set[str], tests: Iterable[Path]) -> list[str]:
     return chosen
 
 
-def _walked(names: set[str]) -> set[str]:
-    """What tests import that walk through a part which one of these capabilities has."""
+def _walked(names: set[str], parts: dict[str, str]) -> set[str]:
+    """What tests import that walk through a part which one of these capabilities has. `parts` has
+    the part's name for what is imported."""
     found = {each.name: each for each in find_capabilities().capabilities}
     return {
         word
-        for word, part in WALKS.items()
+        for word, part in parts.items()
         if any(name not in found or getattr(found[name], part) for name in names)
     }
 
@@ -205,9 +210,15 @@ def _needs(file: str) -> frozenset[str]:
     """
     files, modules, words, waiting = {file}, set[str](), set[str](), [file]
     while waiting:
-        imported, said, arguments, _ = _read(waiting.pop())
+        at = waiting.pop()
+        imported, said, arguments, places = _read(at)
         words |= said
         imported = imported.union(*(_fixtures().get(name, ()) for name in arguments))
+        programs = {f"{Path(at).parent}/{name}.py" for name in imported}
+        programs &= set().union(*_programs().values())
+        for program in (programs | set(_named_programs(said, places))) - files:
+            files.add(program)
+            waiting.append(program)
         for name in imported:
             name = _interface().get(name, name)
             other = name.replace(".", "/") + ".py"
@@ -216,11 +227,30 @@ def _needs(file: str) -> frozenset[str]:
                 waiting.append(other)
             elif name in _graph().modules:
                 modules |= {name, *_upstream(name)}
+                if (run := f"{name}.__main__") in _graph().modules:  # `python -m name` runs it
+                    modules |= {run, *_upstream(run)}
             elif name.startswith("cavvy."):
                 modules.add(name)  # of a module that has been deleted, or what a module defines
     for name in _loaded(words, modules):
         modules |= {name, *_upstream(name)}
     return frozenset(files | modules)
+
+
+def _named_programs(words: frozenset[str], places: frozenset[str]) -> Iterator[str]:
+    """The programs whose names are among the words, and whose folders are among the places."""
+    parts = {part for place in places for part in place.split("/")}
+    for word in words & _programs().keys():
+        yield from (each for each in _programs()[word] if parts.issuperset(each.split("/")[:-1]))
+
+
+@cache
+def _programs() -> dict[str, set[str]]:
+    """The Python files outside the package and the tests, by their names without the suffix."""
+    found: dict[str, set[str]] = {}
+    for name in _git("ls-files", "--cached", "--others", "--exclude-standard", "*.py").split():
+        if not name.startswith((SOURCE, "tests/")) and (ROOT / name).exists():
+            found.setdefault(Path(name).stem, set()).add(name)
+    return found
 
 
 def _loaded(words: set[str], modules: set[str]) -> Iterator[str]:

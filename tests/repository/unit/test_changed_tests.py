@@ -41,6 +41,15 @@ def chosen(*changed: str) -> set[str]:
         # what capabilities add is walked through by tests that do not import it
         ("src/cavvy/capabilities/edge/routes.py", "test_route_matrix", "test_scheduler_queue"),
         ("src/cavvy/capabilities/edge/routes.py", "test_api_schema", "test_api_jobs"),
+        # what a gateway, which a test starts as a process, finds by the descriptions
+        (
+            "src/cavvy/capabilities/language_models/token_meter.py",
+            "test_gateway_fallbacks",
+            "test_scheduler_queue",
+        ),
+        # what a program imports that a test loads by its path
+        ("src/cavvy/providers/fake/cloud.py", "test_big_day", "test_readers"),
+        ("benchmarks/big_day.py", "test_big_day", "test_readers"),
         # a test whose own argument is named like a shared fixture does not use that
         ("src/cavvy/server/embedded.py", "test_cli_imports", "test_agent_checkpoint_sync"),
         # a file that is no module, and which one module names
