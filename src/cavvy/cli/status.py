@@ -132,6 +132,7 @@ def _facts(found: "ShownJob") -> list[tuple[str, object]]:
         ("submitted", f"{formatting.show_time(job.submitted_at)} by {job.user or 'unknown'}"),
     ]
     facts += [("nodes", text)] if (text := formatting.range_of(job)) else []
+    facts += [("grows", text)] if (text := formatting.hold_of(job)) else []
     facts += [("machine", job.machine)] if job.machine else []
     if tags := formatting.tags_of(job):
         facts.append(("tags", formatting.show_tags(tags)))

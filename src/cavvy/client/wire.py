@@ -328,6 +328,18 @@ class PlanStateView(Answer, frozen=True, kw_only=True):
     placement: str | None
 
 
+class HoldView(Answer, frozen=True, kw_only=True):
+    """Why an elastic job that runs has no more nodes, in its attempt of this number. `cause` is
+    off, no-checkpoint, fixed, untaken, budget, no-offer, no-room, waiting, rests or no-gain, and
+    `nodes` the next larger size; `until` is the time from which the job may grow."""
+
+    cause: str
+    attempt: int
+    nodes: int
+    until: datetime | None
+    text: str
+
+
 class ForecastView(Answer, frozen=True, kw_only=True):
     """The expected remaining cost and duration of a job, computed from `runs` simulated runs. If
     `runs` is 0, there is no forecast, and `reason` says why.
@@ -448,6 +460,7 @@ class JobDetail(JobListing, frozen=True, kw_only=True):
     ceiling_micros: int | None
     attempts: list[AttemptView]
     plan_state: PlanStateView | None = None
+    hold: HoldView | None = None
     standbys: list[int] = []  # numbers of attempts that may replace the current one
     # for each offer or shared host that failed: when its cooldown ends
     avoid: dict[str, datetime] = {}

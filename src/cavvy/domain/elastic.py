@@ -5,6 +5,7 @@ accelerators, and how fast the job is on each. The scheduler chooses among these
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
+from typing import assert_never
 
 from cavvy.domain.values import Struct
 
@@ -75,6 +76,64 @@ class SizeChange(Struct, frozen=True, kw_only=True):
     rate: float | None = None
     gain_s: float | None = None
     told: bool = False
+
+
+class HoldCause(StrEnum):
+    """Why an elastic job that runs has no more nodes than it has."""
+
+    OFF = "off"  # the setting elastic.change_sizes
+    NO_CHECKPOINT = "no-checkpoint"  # it would start from its beginning
+    FIXED = "fixed"  # jobs of this kind keep their size
+    UNTAKEN = "untaken"  # the program did not take more nodes
+    BUDGET = "budget"  # a budget would keep it from starting again
+    NO_OFFER = "no-offer"  # no place has more nodes like its own for it, at no higher price
+    NO_ROOM = "no-room"  # the nodes are there, but not free
+    WAITING = "waiting"  # another job waits for the free nodes
+    RESTS = "rests"  # it has not run long enough since its last start
+    NO_GAIN = "no-gain"  # it would not end sooner, its restart included
+
+
+class SizeHold(Struct, frozen=True, kw_only=True):
+    """Why the attempt of this number has no more nodes. `nodes` is the next larger size, `job` the
+    name of the job that waits for the nodes, and `until` the time from which the job may grow. An
+    event has told the causes in `told`."""
+
+    cause: HoldCause
+    attempt: int
+    nodes: int
+    job: str = ""
+    until: datetime | None = None
+    told: tuple[HoldCause, ...] = ()
+
+    def explain(self) -> str:
+        """Return the reason for people, as a clause that follows "because"."""
+        match self.cause:
+            case HoldCause.OFF:
+                return "the setting elastic.change_sizes of the server is off"
+            case HoldCause.NO_CHECKPOINT:
+                return "without `checkpoint`, it would start again from its beginning"
+            case HoldCause.FIXED:
+                return (
+                    "jobs of machines, pools, groups and arrays, and those whose spot policy "
+                    "chooses markets, keep their size"
+                )
+            case HoldCause.UNTAKEN:
+                return "its program did not take more nodes; `cavvy resize` tries it again"
+            case HoldCause.BUDGET:
+                return "a budget would keep it from starting again"
+            case HoldCause.NO_OFFER:
+                return f"no place has {self.nodes} nodes like its own for it, at no higher price"
+            case HoldCause.NO_ROOM:
+                return f"fewer than {self.nodes} nodes like its own are free for it"
+            case HoldCause.WAITING:
+                return f"job {self.job} waits for the free nodes"
+            case HoldCause.RESTS:
+                at = "" if self.until is None else f" before {self.until:%H:%M:%S} UTC"
+                return f"it will not have run long enough since its last start{at}"
+            case HoldCause.NO_GAIN:
+                return "it would not end sooner, since its restart takes time, too"
+            case unreachable:
+                assert_never(unreachable)
 
 
 class ElasticSize(Struct, frozen=True, kw_only=True):

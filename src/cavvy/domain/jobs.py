@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from enum import StrEnum
 
-from cavvy.domain.elastic import SizeChange
+from cavvy.domain.elastic import SizeChange, SizeHold
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobDependency, TaskSpec
 from cavvy.domain.units import Money
@@ -283,6 +283,8 @@ class JobRecord(Struct, frozen=True, kw_only=True):
     # the last change of its size, and the sizes that the program did not take
     sizing: SizeChange | None = None
     untaken: tuple[int, ...] = ()
+    # why it has no more nodes than it has, as last found
+    hold: SizeHold | None = None
     # numbers of the attempts of standby gangs, one of which may take the job over
     standbys: tuple[int, ...] = ()
     numbered: int = 0  # the highest attempt number so far, if it belongs to a standby gang

@@ -19,7 +19,7 @@ from cavvy.agent.work.checkpoint_choice import (
     LookResult,
     choose_files,
 )
-from cavvy.agent.work.checkpoint_files import CheckpointWatcher, list_folder
+from cavvy.agent.work.checkpoint_files import RESTLESS, CheckpointWatcher, list_folder
 from cavvy.agent.work.checkpoint_upload import CheckpointUpload
 from cavvy.agent.work.open_files import find_open
 
@@ -125,6 +125,26 @@ def test_a_large_file_that_is_overwritten_in_the_only_copy_is_named(tmp_path: Pa
     assert look()  # as long as it exists
     (tmp_path / "last.pt").unlink()
     assert look() == ""
+
+
+def test_a_folder_that_never_rests_has_checkpoints_while_nothing_is_written(
+    tmp_path: Path, files: ExitStack
+) -> None:
+    def save(step: int) -> bool:
+        write(tmp_path / "new", f"{step}").replace(tmp_path / "state")
+        os.utime(tmp_path / "state", ns=(step, step))
+        return bool(watcher.look())
+
+    watcher = CheckpointWatcher(str(tmp_path))
+    saved = [save(step) for step in range(1, 2 * RESTLESS + 1)]
+    assert saved == [*[False] * (RESTLESS - 1), True] * 2
+    opened = files.enter_context((tmp_path / "state").open("a"))
+    os.replace(tmp_path / "state", tmp_path / "log")  # a file that stays open
+    assert not any(save(step) for step in range(100, 102 + RESTLESS))
+    opened.close()
+    assert save(200)
+    write(tmp_path / "another part")
+    assert not save(201), "a save that takes long adds files"
 
 
 def test_a_file_that_is_replaced_by_a_rename_is_whole(tmp_path: Path) -> None:

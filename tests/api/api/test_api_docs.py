@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (101, "ff4108ac6853a0c0")
+ROUTES = (102, "f4c8fad6a5ca7102")
 ROOT = Path(__file__).resolve().parents[3]
 
 

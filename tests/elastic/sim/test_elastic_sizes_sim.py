@@ -7,7 +7,7 @@ from tests.records import make_offer
 from tests.sim.scenario_checks import check_all, tell
 
 from cavvy.domain.accounts import Project
-from cavvy.domain.elastic import NodeRange
+from cavvy.domain.elastic import HoldCause, NodeRange
 from cavvy.domain.jobs import JobPhase
 from cavvy.domain.policies import BoundPolicy, ProjectPolicy
 from cavvy.domain.tasks import CheckpointPolicy, TaskSpec
@@ -165,3 +165,38 @@ def test_a_job_without_checkpoints_keeps_its_size() -> None:
     task = replace(ELASTIC, checkpoint=None)
     trace = run(SimSubmission(task=RIGID), SimSubmission(task=task, at_s=60)).traces[1]
     assert sizes(trace) == [2], tell(trace)
+
+
+def test_a_job_without_room_says_so_once() -> None:
+    """The rigid job holds six of eight nodes for 20 minutes."""
+    _, trace = run(SimSubmission(task=RIGID), SimSubmission(task=ELASTIC, at_s=60)).traces
+    assert sizes(trace) == [2, 8], tell(trace)
+    [why] = texts(trace, "size")
+    assert why.endswith("nodes, because fewer than 3 nodes like its own are free for it"), why
+    assert why.startswith("keeps 2 of at most 8 nodes"), why
+
+
+def test_a_job_that_is_nearly_done_says_that_growth_does_not_pay() -> None:
+    short = replace(ELASTIC, env={**ELASTIC.env, "FAKE_RUN_S": "2400"})
+    trace = run(SimSubmission(task=RIGID), SimSubmission(task=short, at_s=60)).traces[1]
+    assert [event.fact for event in trace.events if event.kind == "size"] == [
+        HoldCause.NO_ROOM,
+        HoldCause.NO_GAIN,
+    ], tell(trace)
+
+
+def test_a_job_without_a_checkpoint_says_that_it_keeps_its_size() -> None:
+    task = replace(ELASTIC, checkpoint=None, env={**ELASTIC.env, "FAKE_RUN_S": "3000"})
+    trace = run(SimSubmission(task=RIGID), SimSubmission(task=task, at_s=60)).traces[1]
+    assert sizes(trace) == [2], tell(trace)
+    [why] = texts(trace, "size")
+    assert why.endswith("without `checkpoint`, it would start again from its beginning"), why
+    assert trace.job.hold is not None
+    assert trace.job.hold.cause is HoldCause.NO_CHECKPOINT
+
+
+def test_a_job_at_its_most_says_nothing() -> None:
+    [trace] = run(SimSubmission(task=ELASTIC)).traces
+    assert sizes(trace) == [8], tell(trace)
+    assert texts(trace, "size") == []
+    assert trace.job.hold is None

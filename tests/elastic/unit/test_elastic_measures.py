@@ -10,7 +10,7 @@ from cavvy.capabilities.elastic.keeper import SETTING, SizeKeeper, make_keeper
 from cavvy.capabilities.elastic.measure import measure
 from cavvy.capabilities.elastic.texts import say_gift, say_growth, say_outcome
 from cavvy.domain.elastic import SizeCause, SizeChange
-from cavvy.domain.jobs import Attempt
+from cavvy.domain.jobs import Attempt, JobRecord
 from cavvy.scheduler.elastic_sizes import SizeStep
 from cavvy.server.state_dir import StateDirError
 from cavvy.settings import load
@@ -91,10 +91,17 @@ def test_what_a_change_costs_and_wins_is_said() -> None:
     )
 
 
-class Parts:
-    """What the keeper asks for, with a store that has one elastic job."""
+class NoJobs:
+    """A store without elastic jobs."""
 
-    store = clock = hint = budgets = None
+    async def elastic_jobs(self) -> list[JobRecord]:
+        return []
+
+
+class Parts:
+    """What the keeper asks for."""
+
+    store, clock, hint, budgets = NoJobs(), None, None, None
     trials = object()  # any use of it fails
 
     def __init__(self, value: str) -> None:

@@ -16,6 +16,7 @@ from collections import namedtuple
 from ..allowed_folders import AllowedFolders, ignore_error, raise_unless_vanished
 from ..disk import read_known, walk_files, write_whole
 from ..outbox import file_time_text
+from .open_files import find_writers
 from .torn_files import TornFiles
 from .unsafe_files import Overwritten
 
@@ -30,14 +31,16 @@ FileEntry = namedtuple("FileEntry", "path size mtime_ns inode mode link")
 NEWEST_NS = 1 << 62  # ns since 1970; the control plane accepts no later time of a file
 # minimum seconds of a write whose rate is measured; the rate of a shorter write is useless
 SHORTEST_S = 0.02
+RESTLESS = 4  # checks, a few seconds apart, after which a folder is taken to change all the time
 _AT_FDCWD, _NO_FOLLOW, _STATX_BTIME = -100, 0x100, 0x800  # linux/fcntl.h, linux/stat.h
 _REALTIME_COARSE = 5  # linux/time.h; the time module does not name this clock
 
 
 class CheckpointWatcher:
     """Detects new checkpoints: a checkpoint is new when files of the folder have changed since the
-    last checkpoint and then stayed unchanged between two checks. The object must be created before
-    the work starts.
+    last checkpoint and then stayed unchanged between two checks. A program that saves more often
+    than that never rests: its checkpoint is new if the folder had the same files at RESTLESS
+    checks, and none of them is being written. The object must be created before the work starts.
     """
 
     def __init__(self, folder: str) -> None:
@@ -46,6 +49,8 @@ class CheckpointWatcher:
         self._began_ns = watch_start_ns(self._told[0] > 0)
         self._torn, self._torn_text = TornFiles(), ""
         self._overwritten = Overwritten(_find_states(list_folder(folder)))
+        self._names: list[str] = []  # the files at the latest checks, between which they changed
+        self._restless = 0  # the number of these checks
 
     def note_writers(self) -> None:
         """Take note of the files that the work has open, before it gets a signal."""
@@ -73,9 +78,12 @@ class CheckpointWatcher:
         """
         found = measure(self._folder)
         still, self._last = found == self._last or last, found
-        if not still or found == self._told or not found[0]:
+        if found == self._told or not found[0]:
             return {}
         entries = list_folder(self._folder)
+        if not still and not self._is_whole(entries):
+            return {}
+        self._restless = 0
         sent, seconds = written(self._folder, entries, self._told[2], self._began_ns)
         self._told = found
         files, size, newest = found
@@ -89,6 +97,14 @@ class CheckpointWatcher:
         if text := self._torn_text or self._overwritten.note(_find_states(entries)):
             fields["text"] = text
         return fields
+
+    def _is_whole(self, entries: list[FileEntry]) -> bool:
+        """Whether the folder holds a whole checkpoint although it changes all the time: a save that
+        takes long would add files, or have one open."""
+        names = [entry.path for entry in entries]
+        self._restless = self._restless + 1 if names == self._names else 1
+        self._names = names
+        return self._restless >= RESTLESS and not find_writers({each.inode for each in entries})
 
 
 def _find_states(entries: list[FileEntry]) -> dict[int, tuple[str, int, int]]:

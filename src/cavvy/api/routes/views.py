@@ -148,6 +148,7 @@ def job_detail(
         ceiling_micros=None if job.ceiling is None else job.ceiling.micros,
         attempts=[attempt_view(attempt, nodes) for attempt, nodes in attempts],
         plan_state=job.plan_state and _plan_state(job.plan_state),
+        hold=job.hold and view(wire.HoldView, job.hold, text=job.hold.explain()),
         standbys=list(job.standbys),
         energy=energy,
     )

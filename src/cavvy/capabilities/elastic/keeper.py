@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 
+from cavvy.capabilities.elastic.holds import GrowthFacts, find_hold, list_larger, note_hold
 from cavvy.capabilities.elastic.measure import (
     LEAST_RUN_S,
     Progress,
@@ -35,7 +36,7 @@ from cavvy.control.parts import ControlParts
 from cavvy.control.start_trials import OpenTrial, find_same
 from cavvy.control.unit_of_work import make_write
 from cavvy.control.worklist import QUEUE
-from cavvy.domain.elastic import SizeCause, SizeChange
+from cavvy.domain.elastic import HoldCause, SizeCause, SizeChange, SizeHold
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord
 from cavvy.domain.offers import Offer
 from cavvy.domain.services import SERVICE_TAG
@@ -110,14 +111,13 @@ class SizeKeeper:
         return (KEY,)
 
     async def reconcile(self, key: str) -> timedelta | None:
-        if not self.changes:
-            return _IDLE
-        jobs = [job for job in await self._store.elastic_jobs() if _may_change(job)]
-        if not jobs:
-            return _IDLE
+        elastic = await self._store.elastic_jobs()
+        jobs = [job for job in elastic if self.changes and _may_change(job)]
         with suppress(StaleVersion, RowNotFound):  # another writer was first: look again
-            changed = await self._pass(jobs)
-            return _AFTER_CHANGE if changed else _LOOK_AGAIN
+            changed = await self._pass(jobs) if jobs else False
+            if not changed:
+                await self._note_fixed([job for job in elastic if job not in jobs])
+            return _AFTER_CHANGE if changed else _LOOK_AGAIN if elastic else _IDLE
         return _AFTER_CHANGE
 
     async def _pass(self, jobs: Sequence[JobRecord]) -> bool:
@@ -137,9 +137,10 @@ class SizeKeeper:
         scaling = find_scaling([run.policy.rates for run in found])
         found = [replace(run, policy=replace(run.policy, scaling=scaling)) for run in found]
         found = _lend(found, trial.book)
-        if await self._give_way(trial, found):
+        if await self._give_way(trial, found) or await self._grow(trial, found):
             return True
-        return await self._grow(trial, found)
+        await self._note_holds(trial, found)
+        return False
 
     async def _read_progress(self, attempt: Attempt) -> Progress:
         nodes = await self._store.nodes(attempt.id)
@@ -229,7 +230,7 @@ class SizeKeeper:
             time_left_s=None if deadline is None else (deadline - trial.now).total_seconds(),
             weight=trial.book.rules.get(job.project, ShareRule()).weight,
             paid=attempt.offer.rate.micros_per_hour > 0,
-            rested=_is_rested(job, attempt, measures, trial.now),
+            rested=trial.now >= _rests_until(job, attempt, measures),
         )
         area = _area_of(attempt.offer)
         return _SizedRun(job=job, attempt=attempt, measures=measures, policy=policy, area=area)
@@ -335,6 +336,47 @@ class SizeKeeper:
                 changed = True
         return changed
 
+    # Why jobs do not grow
+
+    async def _note_holds(self, trial: OpenTrial, runs: Sequence[_SizedRun]) -> None:
+        """Say of each job why it has no more nodes, once growth was decided."""
+        growing = {step.id for step in choose_growth([run.policy for run in runs])}
+        waiting = [
+            (job.name, _areas_of(await trial.line_up(job, _least_of(job)))) for job in trial.waiting
+        ]
+        for run in runs:
+            job, attempt = run.job, run.attempt
+            larger = [each for each in run.policy.sizes if each > attempt.nodes]
+            offered = larger and _keep_alike(await trial.line_up(job, larger[0]), attempt.offer)
+            facts = GrowthFacts(
+                taken=run.policy.sizes,
+                room=run.policy.room,
+                offered=bool(offered),
+                over_budget=await self._is_blocked(job, attempt),
+                waiting=next((name for name, areas in waiting if run.area in areas), None),
+                rests_until=_rests_until(job, attempt, run.measures),
+                pays=job.id in growing,
+            )
+            await self._note(job, attempt, find_hold(job, attempt, facts, trial.now))
+
+    async def _note_fixed(self, jobs: Sequence[JobRecord]) -> None:
+        """Say of each running job whose size is not changed why this is so."""
+        for job in jobs:
+            if job.phase is not JobPhase.RUNNING:
+                continue
+            attempt = (await self._store.attempts(job.id))[-1]
+            larger, hold = list_larger(job, attempt.nodes), None
+            if larger:
+                cause = HoldCause.OFF if not self.changes else HoldCause.FIXED
+                cause = HoldCause.NO_CHECKPOINT if job.task.checkpoint is None else cause
+                hold = SizeHold(cause=cause, attempt=attempt.number, nodes=larger[0])
+            await self._note(job, attempt, hold)
+
+    async def _note(self, job: JobRecord, attempt: Attempt, hold: SizeHold | None) -> None:
+        changes = note_hold(job, attempt, hold, self._clock.now())
+        if changes is not None:
+            await self._store.commit(make_write(changes))
+
     async def _change(
         self, run: _SizedRun, step: SizeStep, cause: SizeCause, text: str, now: datetime
     ) -> None:
@@ -395,14 +437,15 @@ def _is_settled(job: JobRecord, attempt: Attempt) -> bool:
     )
 
 
-def _is_rested(job: JobRecord, attempt: Attempt, measures: SizeMeasures, now: datetime) -> bool:
+def _rests_until(job: JobRecord, attempt: Attempt, measures: SizeMeasures) -> datetime:
+    """Return the time from which the job has run long enough to change its size again."""
     rest = max(_REST, timedelta(seconds=_RESTS * measures.resize_s))
     assert attempt.running_at is not None  # it is settled
     last = job.sizing
     gave = last is not None and last.cause is SizeCause.GIVE_WAY
     # others took the nodes for which it had made room
     failed = last is not None and last.cause is SizeCause.GROW and attempt.nodes <= last.before
-    return now - attempt.running_at >= rest * (4 if failed else 2 if gave else 1)
+    return attempt.running_at + rest * (4 if failed else 2 if gave else 1)
 
 
 def _list_sizes(job: JobRecord) -> tuple[int, ...]:

@@ -173,6 +173,13 @@ def range_of(job: "JobDetail") -> str:
     return f"{len(own.nodes)} of {text}" if own and job.phase not in ENDED else text
 
 
+def hold_of(job: "JobDetail") -> str:
+    """Return why an elastic job that runs does not get more nodes, or ""."""
+    if job.hold is None or job.phase != "running" or job.hold.attempt != job.attempt:
+        return ""
+    return f"not now, because {job.hold.text}"
+
+
 def window_of(job: "JobDetail") -> str:
     """Return the job's start window as written in the task file, or "" if it has none."""
     from msgspec.json import decode
