@@ -11,7 +11,7 @@ do.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
@@ -76,7 +76,15 @@ class RetryLater(ApiProblem):
 
 def reference() -> str:
     """Return the text of docs/reference/errors.md."""
-    lines = [
+    return "\n".join([*_tell_codes(), *_tell_answers(), *_tell_state_errors()]) + "\n"
+
+
+def _tell_codes() -> Sequence[str]:
+    rows = [
+        f"| `{name}` | {code.status} | {code.meaning} | {code.hint} |"
+        for name, code in sorted(CODES.items())
+    ]
+    return [
         "# Error codes",
         "",
         "Read this page when a command or the API answered with a code, and you want to know what "
@@ -95,33 +103,41 @@ def reference() -> str:
         "",
         "| code | status | meaning | what to do |",
         "|---|---|---|---|",
+        *rows,
     ]
-    lines += [
-        f"| `{name}` | {code.status} | {code.meaning} | {code.hint} |"
-        for name, code in sorted(CODES.items())
+
+
+def _tell_answers() -> Sequence[str]:
+    """Return the lines about the answers of capabilities' own servers, if there are any."""
+    answers = read_rows("answers", lambda capability: capability.answers)
+    rows = [
+        f"| `{row['code']}` | {row['status'].replace(' ', ', ')} | {row['meaning']} | "
+        f"{row['hint']} |"
+        for row in sorted(answers, key=lambda row: row["code"])
     ]
-    answers = sorted(
-        read_rows("answers", lambda capability: capability.answers), key=lambda row: row["code"]
-    )
-    if answers:
-        lines += [
-            "",
-            "## Answers of services",
-            "",
-            "A request to a service gets these from [the gateway](gateway.md#statuses), not from "
-            'the API: as `{"error": {"code": ..., "message": ...}}`, or with `call` for what is no '
-            "error. One code is in both tables: the API's `queue-full` is about the queue of "
-            "calls that the server keeps, the one below about requests that wait in the gateway.",
-            "",
-            "| code | status | meaning | what to do |",
-            "|---|---|---|---|",
-        ]
-        lines += [
-            f"| `{row['code']}` | {row['status'].replace(' ', ', ')} | {row['meaning']} | "
-            f"{row['hint']} |"
-            for row in answers
-        ]
-    lines += [
+    if not rows:
+        return []
+    return [
+        "",
+        "## Answers of services",
+        "",
+        "A request to a service gets these from [the gateway](gateway.md#statuses), not from "
+        'the API: as `{"error": {"code": ..., "message": ...}}`, or with `call` for what is no '
+        "error. One code is in both tables: the API's `queue-full` is about the queue of "
+        "calls that the server keeps, the one below about requests that wait in the gateway.",
+        "",
+        "| code | status | meaning | what to do |",
+        "|---|---|---|---|",
+        *rows,
+    ]
+
+
+def _tell_state_errors() -> Sequence[str]:
+    rows = [
+        f"| `{row['code']}` | {row['meaning']} | {row['hint']} |"
+        for row in read_table(__package__, "state_errors")
+    ]
+    return [
         "",
         "## A server that cannot start, move or be saved",
         "",
@@ -130,16 +146,8 @@ def reference() -> str:
         "",
         "| code | meaning | what to do |",
         "|---|---|---|",
+        *rows,
     ]
-    lines += [
-        f"| `{row['code']}` | {row['meaning']} | {row['hint']} |"
-        for row in read_table(__package__, "state_errors")
-    ]
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(reference())
 
 
 def explain(error: Exception) -> ApiProblem | None:
@@ -181,3 +189,7 @@ def _explain_unusable(error: store.StoreError) -> ApiProblem:
     if isinstance(error, store.KeyUnusable):
         return ApiProblem("key-unusable", str(error))
     return RetryLater("database-unusable", str(error), after_s=5)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(reference())

@@ -36,6 +36,7 @@ from cavvy.cli.view.groups import NameArgument
 from cavvy.cli.view.job_output import JobOutput
 from cavvy.cli.view.numbers import count_option
 from cavvy.cli.view.output import TableColumn, output_option, rows_out
+from cavvy.domain.values import Struct
 
 if TYPE_CHECKING:
     from cavvy.cli.reach.arrays import LoggedJob, LogReader
@@ -99,39 +100,25 @@ def command(
     from cavvy.cli.reach.follow import follow
     from cavvy.client import ApiError
 
-    if since and tail is not None:
-        raise click.UsageError("--since and --tail cannot be used together")
-    if setup and (following or since or tail is not None):
-        raise click.UsageError("--setup cannot be used with --follow, --tail or --since")
+    part = _LogPart(
+        rank=rank,
+        attempt=attempt,
+        setup=setup,
+        tail=tail,
+        since=since,
+        following=following,
+        stamped=timestamps,
+    )
+    part.check()
     if replica is not None and name is None:
         raise click.UsageError("--replica needs the name of a service")
-    plain = (
-        tail is None and attempt is None and rank == 0 and since is None and not (timestamps or raw)
-    )
-
-    def read(client: "ApiClient", job: "LoggedJob") -> Iterator[bytes]:
-        newest = job.attempt or None if tail is not None else None
-        request = partial(
-            client.log_chunks,
-            project,
-            job.id,
-            rank=rank,
-            attempt=attempt or newest,
-            since=since,
-            times=timestamps,
-        )
-        if setup:
-            detail = client.job(project, job.id)
-            _check_setup(detail)
-            request = partial(_read_setup, request, detail, rank)
-        return _read_log(request, tail, following=following, stamped=timestamps)
-
+    read = partial(_read_part, project, part)
     with session(patience_s=FOLLOW_PATIENCE_S if following else PATIENCE_S) as client:
         name = name or find_newest(client, project, "logs")
         if replica is not None:
             name = _find_replica(client, project, name, replica)
         try:
-            if following and plain:
+            if following and part.is_whole and not raw:
                 follow(client, project, name)
             job = client.job(project, name, session=True)
         except ApiError as error:
@@ -141,6 +128,51 @@ def command(
         output = JobOutput(raw=raw)
         for data in read(client, job):
             output.write(data)
+
+
+class _LogPart(Struct, frozen=True, kw_only=True):
+    """What is printed of a log."""
+
+    rank: int
+    attempt: int | None
+    setup: bool  # only the output of the setup
+    tail: int | None  # lines
+    since: datetime | None
+    following: bool
+    stamped: bool  # whether each line begins with its time
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the log of rank 0 as it is, without a choice of lines."""
+        chosen = (self.tail, self.attempt, self.since)
+        return chosen == (None, None, None) and self.rank == 0 and not self.stamped
+
+    def check(self) -> None:
+        """Raise UsageError if options exclude each other."""
+        if self.since and self.tail is not None:
+            raise click.UsageError("--since and --tail cannot be used together")
+        if self.setup and (self.following or self.since or self.tail is not None):
+            raise click.UsageError("--setup cannot be used with --follow, --tail or --since")
+
+
+def _read_part(
+    project: str, part: _LogPart, client: "ApiClient", job: "LoggedJob"
+) -> Iterator[bytes]:
+    newest = job.attempt or None if part.tail is not None else None
+    request = partial(
+        client.log_chunks,
+        project,
+        job.id,
+        rank=part.rank,
+        attempt=part.attempt or newest,
+        since=part.since,
+        times=part.stamped,
+    )
+    if part.setup:
+        detail = client.job(project, job.id)
+        _check_setup(detail)
+        request = partial(_read_setup, request, detail, part.rank)
+    return _read_log(request, part.tail, following=part.following, stamped=part.stamped)
 
 
 def _find_replica(client: "ApiClient", project: str, service: str, number: int) -> str:

@@ -115,31 +115,25 @@ def command(
     with session() as client:
         if others:
             graph = _make_graph([loaded, *others], file, params, project, name)
-            if dry_run:
-                _show_graph(client, graph)
-            else:
-                _run_graph(client, graph, output, yes=yes, detach=detach)
-            return
-        if dry_run:
-            for note in loaded.source.notes:
-                note_out(note)
+            _run_graph(client, graph, output, yes=yes, dry_run=dry_run, detach=detach)
+        elif dry_run:
             _show(client, loaded, file, params, project, name)
-            return
-        from cavvy.cli.task.submission import submit_loaded
-
-        job = submit_loaded(client, loaded, file, params, project, name, yes)
-        if job.members is not None:
-            _follow_array(client, job, output, detach=detach)
         else:
+            from cavvy.cli.task.submission import submit_loaded
+
+            job = submit_loaded(client, loaded, file, params, project, name, yes)
             _follow_job(client, job, loaded.task.machine, output, detach=detach)
 
 
 def _follow_job(
     client: "ApiClient", job: "Submitted", machine: str | None, output: str, *, detach: bool
 ) -> None:
-    """Print that a job was submitted and, unless `detach` is set, follow it."""
+    """Print that a job or an array was submitted and, unless `detach` is set, follow it."""
     from cavvy.cli.reach.follow import follow, leave_running
 
+    if job.members is not None:
+        _follow_array(client, job, output, detach=detach)
+        return
     if detach:
         _print(client, job, output)
         if machine is not None and output != "json":
@@ -184,13 +178,17 @@ def _make_graph(
 
 
 def _run_graph(
-    client: "ApiClient", graph: "GraphFile", output: str, *, yes: bool, detach: bool
+    client: "ApiClient", graph: "GraphFile", output: str, *, yes: bool, dry_run: bool, detach: bool
 ) -> None:
-    """Submit the tasks of a file and, unless `detach` is set, wait for their jobs."""
+    """Submit the tasks of a file and, unless `detach` is set, wait for their jobs. With `dry_run`,
+    only show them."""
     from cavvy.cli.reach.follow import leave_running
     from cavvy.cli.reach.waiting import wait_for_all
     from cavvy.cli.task.submission import submit_graph
 
+    if dry_run:
+        _show_graph(client, graph)
+        return
     jobs = submit_graph(client, graph, yes=yes)
     if output == "json":
         from cavvy.cli.view.output import json_out
@@ -267,8 +265,8 @@ def _show(
     project: str,
     name: str | None,
 ) -> None:
-    """Print the task that would be submitted, and the offers of the configured providers. Raises
-    CommandFailure or ApiError if the submission would be refused.
+    """Print the task that would be submitted, with notes about its file, and the offers of the
+    configured providers. Raises CommandFailure or ApiError if the submission would be refused.
     """
     from cavvy.cli.plan import show_plan
     from cavvy.cli.task.problems import ask_server
@@ -279,6 +277,8 @@ def _show(
     from cavvy.domain.values import replace
     from cavvy.spec.describe import describe_task
 
+    for note in loaded.source.notes:
+        note_out(note)
     task = replace(loaded.task, name=name or loaded.task.name, project=project)
     # The task's own commands, without the lines that define another tool's variables.
     own = loaded.source.task or task

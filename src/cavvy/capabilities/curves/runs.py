@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from math import log10
 from random import Random
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 from starlette.exceptions import HTTPException
@@ -66,8 +66,7 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
     project = asked.get("project") or find_project(client, request)
     filters = {name: (asked.get(name) or "").strip() for name in ("text", "tag")}
     jobs = _list_jobs(client, project, asked.getlist("job"), filters)
-    ids = [each.id for each in jobs]
-    values: dict[str, Any] = {
+    values: dict[str, object] = {
         "project": project,
         "projects": list_projects(client, request),
         "filters": filters,
@@ -77,9 +76,16 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
         "details": None,
         "details_link": "?" + urlencode([*asked.multi_items(), ("details", "1")]),
     }
-    if not ids:
-        return Page("Runs", "cavvy.capabilities.curves:runs.html", values)
-    memory = memory_of(request)
+    if jobs:
+        values |= _compare_results(client, request, project, jobs)
+    return Page("Runs", "cavvy.capabilities.curves:runs.html", values)
+
+
+def _compare_results(
+    client: ApiClient, request: Request, project: str, jobs: Sequence[JobListing]
+) -> Mapping[str, object]:
+    """Return what the page shows if it has runs. Raises ApiError."""
+    asked, memory, ids = request.query_params, memory_of(request), [each.id for each in jobs]
     found = memory.recall(
         ("run-bests", project, *ids),
         lambda: read_curves_of_jobs(client, project, ids, points=2).curves,
@@ -92,45 +98,61 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
     metric = asked.get("metric") or (metrics[0] if metrics else "")
     is_high = asked.get("best") == "high"
     runs = _make_runs(jobs, settings, [each for each in found if each.name == metric], is_high)
+    details = None
+    if asked.get("details") and len(runs) > 1:
+        details = _compare(client, request, [each.job for each in runs[:_MOST_COMPARED]])
+    live = any(each.phase in UNFINISHED for each in jobs)
+    return {
+        "rows": runs,
+        "metrics": metrics,
+        "metric": metric,
+        "is_high": is_high,
+        **_rank_settings(runs, metric, is_high=is_high),
+        "number": lambda value: "–" if value is None else format_number(value),
+        "at": f"/groups/{project}/-",
+        "part": {
+            **_describe_charts(jobs, [each.job.id for each in runs], metrics, is_live=live),
+            "first": _read_first(client, request, project, ids, metrics[:_DRAWN], live=live),
+        },
+        "details": details,
+    }
+
+
+def _rank_settings(
+    runs: Sequence[_ComparedRun], metric: str, *, is_high: bool
+) -> Mapping[str, object]:
+    """Return the parameters that differ, which of them mattered, and the picture of them."""
     params = _differing(runs)
     known = [(each.params, each.best) for each in runs if each.best is not None]
     shown = [({name: own.get(name, "") for name in params}, best) for own, best in known]
     axes, lines = picture_of(shown, metric, is_high=is_high)
-    live = any(each.phase in UNFINISHED for each in jobs)
-    values |= {
-        "rows": runs,
+    return {
         "params": params,
-        "metrics": metrics,
-        "metric": metric,
-        "is_high": is_high,
         "importances": rank_params(shown, Random(_SEED)),
         "axes": axes,
         "lines": lines,
         "size": (_WIDTH, _HEIGHT),
-        "number": lambda value: "–" if value is None else format_number(value),
-        "at": f"/groups/{project}/-",
-        "part": {
-            "names": json.dumps(metrics),
-            "query": urlencode(
-                {"job": [each.job.id for each in runs], "live": "true" if live else "false"},
-                doseq=True,
-            ),
-            "is_live": live,
-            "has_cost": False,
-            "link": "",
-            "first": _read_first(client, request, project, ids, metrics[:_DRAWN], live=live),
-            "runs": describe_runs(
-                [(each.name, each.project, each.id, each.phase) for each in jobs]
-            ),
-            "charts": [],
-            "more": 0,
-            "by": "step",
-            "is_log": False,
-        },
     }
-    if asked.get("details") and len(runs) > 1:
-        values["details"] = _compare(client, request, [each.job for each in runs[:_MOST_COMPARED]])
-    return Page("Runs", "cavvy.capabilities.curves:runs.html", values)
+
+
+def _describe_charts(
+    jobs: Sequence[JobListing], order: Sequence[str], metrics: Sequence[str], *, is_live: bool
+) -> Mapping[str, object]:
+    """Return what the part with the charts is told. `order` are the IDs of the jobs, the best one
+    first."""
+    query = {"job": order, "live": "true" if is_live else "false"}
+    return {
+        "names": json.dumps(metrics),
+        "query": urlencode(query, doseq=True),
+        "is_live": is_live,
+        "has_cost": False,
+        "link": "",
+        "runs": describe_runs([(each.name, each.project, each.id, each.phase) for each in jobs]),
+        "charts": [],
+        "more": 0,
+        "by": "step",
+        "is_log": False,
+    }
 
 
 def _compare(

@@ -204,15 +204,10 @@ def command(
     and `cavvy stop` returns the node to the pool. --machine then names the session (default:
     dev-USER).
     """
-    from cavvy.cli.run import say_machine
     from cavvy.cli.task.submission import submit_loaded
 
     params = read_params(param)
-    if take_new and sync_folder is None:
-        raise click.UsageError("--take-new needs --sync FOLDER")
-    sync = None
-    if sync_folder is not None:
-        sync = _SyncedFolder(path=_find_sync(Path(sync_folder)), take_new=take_new)
+    sync = _read_sync(sync_folder, take_new=take_new)
     container = _read_devcontainer(file, options)
     if container is not None:
         options = _follow_devcontainer(container, options)
@@ -227,8 +222,7 @@ def command(
             job = client.job(project, made.name)
         try:
             _wait(client, job, seen)
-            if job.machine is not None:
-                click.echo(say_machine(client.machine(project, name)), err=True)
+            _say_machine(client, job)
             ports = container.ports if container is not None else ()
             way = _find_way(client, job, name, ide, ports, sync)
             _connect(way, ide, no_open=no_open)
@@ -591,6 +585,13 @@ def _wait(client: "ApiClient", job: "JobDetail", seen: int) -> None:
     )
 
 
+def _say_machine(client: "ApiClient", job: "JobDetail") -> None:
+    from cavvy.cli.run import say_machine
+
+    if job.machine is not None:
+        click.echo(say_machine(client.machine(job.project, job.machine)), err=True)
+
+
 class _SyncedFolder(Struct, frozen=True, kw_only=True):
     """The folder of this machine that is mirrored."""
 
@@ -632,6 +633,15 @@ def _connect(way: _SessionWay, ide: str, *, no_open: bool) -> None:
         _agree_to_take(way, way.sync)
     click.echo(f"the session continues until it is idle; reconnect with: {way.again}")
     click.echo(f"open a shell: cavvy ssh {way.there}    end the session: {way.end}")
+
+
+def _read_sync(folder: str | None, *, take_new: bool) -> _SyncedFolder | None:
+    """Return what --sync and --take-new ask for. Raises CommandFailure, UsageError."""
+    if folder is not None:
+        return _SyncedFolder(path=_find_sync(Path(folder)), take_new=take_new)
+    if take_new:
+        raise click.UsageError("--take-new needs --sync FOLDER")
+    return None
 
 
 def _find_sync(folder: Path) -> Path:

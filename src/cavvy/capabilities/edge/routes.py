@@ -69,6 +69,7 @@ from cavvy.capabilities.edge.service import (
     EdgeService,
     EnrolmentRefused,
     SettingsRefused,
+    WantedModel,
 )
 from cavvy.capabilities.models.registry import ModelRefused
 from cavvy.capabilities.models.repository import newest_root
@@ -515,8 +516,36 @@ async def check_in(request: Request, app_state: AppState) -> Response:
     """Report what a device does, and get what it is to serve."""
     project, name = _identify(request, app_state)
     asked = await read(request, CheckIn, _BODY)
-    now = app_state.now()
-    report = DeviceReport(
+    edge, now = _edge(app_state), app_state.now()
+    wanted = await edge.check_in(project, name, _read_report(app_state, asked, now))
+    models, at = await _list_wanted(edge, project, name, wanted)
+    program = next((each for each in models if each.name == PROGRAM), None)
+    clouds = [
+        CloudService(
+            model=each.rule.model, url=each.service.url, key=each.key, below=each.rule.below
+        )
+        for each in await edge.find_clouds(project, name)
+        if _is_for_devices(app_state, each.service.url)
+    ]
+    settings = await edge.settings_of(await edge.find(project, name))
+    peer_key = await _make_peer_key(app_state, project, name, now)
+    taken = edge.tasks.take(project, name, now)
+    app_state.watch.wake(*(f"edge-task:{each.id}" for each in taken))
+    told = CheckedIn(
+        now=now.timestamp(),
+        every_s=CHECK_IN_S,
+        models=[each for each in models if each is not program],
+        clouds=clouds,
+        program=program,
+        settings=settings.revision,
+        peers=PeersTold(key=peer_key, at=at),
+        tasks=[GivenTask(id=each.id, command=list(each.command)) for each in taken],
+    )
+    return _json(told)
+
+
+def _read_report(app_state: AppState, asked: CheckIn, now: datetime) -> DeviceReport:
+    return DeviceReport(
         at=now,
         models=tuple(_read_model(each) for each in asked.models),
         free_mib=asked.free_mib,
@@ -528,13 +557,19 @@ async def check_in(request: Request, app_state: AppState) -> Response:
         settings=asked.settings,
         settings_problem=asked.settings_problem[:_MOST_PROBLEM],
     )
-    wanted = await _edge(app_state).check_in(project, name, report)
-    site = await _edge(app_state).site_of(project, name)
+
+
+async def _list_wanted(
+    edge: EdgeService, project: str, name: str, wanted: Sequence[WantedModel]
+) -> tuple[list[WantedVersion], dict[str, list[str]]]:
+    """Return the versions that a device is to serve, and for each model the addresses of the
+    devices of its site that can give it. Raises EnrolmentRefused."""
+    site = await edge.site_of(project, name)
     models: list[WantedVersion] = []
     at: dict[str, list[str]] = {}
     for each in wanted:
         hours = bool(each.rollout.window or site.window)
-        peers = await _edge(app_state).find_peers(project, name, each.version, hours)
+        peers = await edge.find_peers(project, name, each.version, hours)
         at[each.version.model] = list(peers.at)
         models.append(
             WantedVersion(
@@ -549,30 +584,7 @@ async def check_in(request: Request, app_state: AppState) -> Response:
                 wait=peers.wait,
             )
         )
-    program = next((each for each in models if each.name == PROGRAM), None)
-    clouds = [
-        CloudService(
-            model=each.rule.model, url=each.service.url, key=each.key, below=each.rule.below
-        )
-        for each in await _edge(app_state).find_clouds(project, name)
-        if _is_for_devices(app_state, each.service.url)
-    ]
-    device = await _edge(app_state).find(project, name)
-    settings = await _edge(app_state).settings_of(device)
-    peer_key = await _make_peer_key(app_state, project, name, now)
-    taken = _edge(app_state).tasks.take(project, name, now)
-    app_state.watch.wake(*(f"edge-task:{each.id}" for each in taken))
-    told = CheckedIn(
-        now=now.timestamp(),
-        every_s=CHECK_IN_S,
-        models=[each for each in models if each is not program],
-        clouds=clouds,
-        program=program,
-        settings=settings.revision,
-        peers=PeersTold(key=peer_key, at=at),
-        tasks=[GivenTask(id=each.id, command=list(each.command)) for each in taken],
-    )
-    return _json(told)
+    return models, at
 
 
 @router.get(

@@ -5,7 +5,7 @@ import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -121,47 +121,23 @@ def publish(
     """
     from tempfile import TemporaryDirectory
 
-    from cavvy.capabilities.models.wire import ModelAsk, publish_model
-
     measured, signing = _read_notes(notes), key_command.read_key(key)
     with session() as client, TemporaryDirectory(prefix="cavvy-model-") as fresh:
         if signing:
             key_command.check_key(client, project, name, signing)
-        job = below = ""
-        folder = _find_files(source, Path(fresh, "pulled"))
-        if folder is None:
-            snapshot, job, below = _copy_checkpoint(client, project, source)
+        files = _find_source(client, project, source, Path(fresh, "pulled"))._replace(main=main)
         if conversions or evaluate or packages:
-            model = Path(fresh, "model")
-            if folder is None:
-                _download(client, project, snapshot, below, model)
-            else:
-                _copy(folder, model)
-            folder, below = model, ""
+            model = _copy_source(client, project, files, Path(fresh, "model"))
             if conversions or evaluate:
                 main, figures = _measure(model, main, conversions, evaluate)
                 measured |= figures
             if packages:
                 wheels.collect_wheels(client, project, packages, targets, model)
-        if folder is not None:
-            snapshot = upload_folder(client, project, folder)
-        made = publish_model(
-            client,
-            project,
-            ModelAsk(
-                name=name,
-                snapshot=snapshot,
-                main=main,
-                below=below,
-                job=job,
-                residency=residency,
-                notes=measured,
-                made_by=getpass.getuser(),
-            ),
-        )
+            files = files._replace(folder=model, below="", main=main)
+        made = _publish(client, project, name, files, residency, measured)
         if signing:
-            files = None if folder is None else _hash_files(folder)
-            key_command.sign_version(client, project, made.name, signing, files, main)
+            hashes = None if files.folder is None else _hash_files(files.folder)
+            key_command.sign_version(client, project, made.name, signing, hashes, main)
     _say_published(made, signed=made.signed or bool(signing), output=output)
 
 
@@ -205,6 +181,62 @@ def sign(name: str, key: Path, files: Path | None, project: str) -> None:
     for path, digest in signed.items():
         click.echo(f"{digest}  {escape_controls(path)}")
     click.echo(f"{found.name} is signed")
+
+
+class _VersionFiles(NamedTuple):
+    """The files of a version that is to be published: a file or folder here, or what a snapshot
+    has in the folder `below`, such as the checkpoint of a job."""
+
+    folder: Path | None
+    snapshot: str = ""
+    below: str = ""
+    job: str = ""  # whose checkpoint it is or was
+    main: str = ""  # the file to serve, if it was chosen
+
+
+def _find_source(client: "ApiClient", project: str, source: str, pulled: Path) -> _VersionFiles:
+    """Return what SOURCE names. What comes from another registry is written to `pulled`. Raises
+    CommandFailure, ApiError."""
+    folder = _find_files(source, pulled)
+    if folder is not None:
+        return _VersionFiles(folder)
+    snapshot, job, below = _copy_checkpoint(client, project, source)
+    return _VersionFiles(None, snapshot, below, job)
+
+
+def _copy_source(client: "ApiClient", project: str, files: _VersionFiles, model: Path) -> Path:
+    """Write the files to the new folder `model`, where they can be changed, and return it."""
+    if files.folder is None:
+        _download(client, project, files.snapshot, files.below, model)
+    else:
+        _copy(files.folder, model)
+    return model
+
+
+def _publish(
+    client: "ApiClient",
+    project: str,
+    name: str,
+    files: _VersionFiles,
+    residency: str,
+    notes: dict[str, float],
+) -> "ModelView":
+    from cavvy.capabilities.models.wire import ModelAsk, publish_model
+
+    snapshot = files.snapshot
+    if files.folder is not None:
+        snapshot = upload_folder(client, project, files.folder)
+    asked = ModelAsk(
+        name=name,
+        snapshot=snapshot,
+        main=files.main,
+        below=files.below,
+        job=files.job,
+        residency=residency,
+        notes=notes,
+        made_by=getpass.getuser(),
+    )
+    return publish_model(client, project, asked)
 
 
 def _find_files(source: str, pulled: Path) -> Path | None:

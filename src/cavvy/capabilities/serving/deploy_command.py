@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cavvy.capabilities.serving.deployment import Deployment, ModelChoice
     from cavvy.client import ApiClient
     from cavvy.client.model_wire import ModelView
+    from cavvy.client.service_wire import NamedService
 
 
 def _require(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -89,7 +90,6 @@ def command(
     only --project and --yes.
     """
     from cavvy.capabilities.serving.deployment import ModelChoice, prepare, prepare_file
-    from cavvy.capabilities.serving.reach import list_advice
     from cavvy.cli.reach.names import find_job
     from cavvy.cli.reach.published import find_version
     from cavvy.cli.reach.services import await_url
@@ -113,17 +113,8 @@ def command(
             )
         _start(client, project, service, found, yes=yes)
         served = await_url(client, project, service, find_named_service)
-    if output == "json":
-        from cavvy.cli.view.output import json_out
-
-        json_out(
-            {"name": service, "project": project, "url": served.url, "revision": served.revision}
-        )
-        return
-    click.echo(f"service {service} is at {served.url}/ (revision {served.revision})")
     of = version.name if version else f"job {name}"
-    click.echo(f"the service serves {found.what} of {of}")
-    click.echo("\n".join(list_advice(served)))
+    _say_deployed(served, f"{found.what} of {of}", output)
 
 
 def _prepare_version(
@@ -171,3 +162,17 @@ def _start(
             consent=consent,
         ),
     )
+
+
+def _say_deployed(served: "NamedService", what: str, output: str) -> None:
+    from cavvy.capabilities.serving.reach import list_advice
+
+    if output == "json":
+        from cavvy.cli.view.output import json_out
+
+        names = ("name", "project", "url", "revision")
+        json_out({name: getattr(served, name) for name in names})
+        return
+    click.echo(f"service {served.name} is at {served.url}/ (revision {served.revision})")
+    click.echo(f"the service serves {what}")
+    click.echo("\n".join(list_advice(served)))

@@ -17,7 +17,7 @@ from cavvy.client.pool_wire import list_pools
 from cavvy.client.queue_wire import read_shares
 from cavvy.client.reruns import compare_jobs, find_replica, show_value
 from cavvy.client.service_wire import end_service
-from cavvy.client.wire import JobDetail, JobListing
+from cavvy.client.wire import JobDetail, JobListing, JobMatches
 from cavvy.console import charts
 from cavvy.console.memory import Memory
 from cavvy.console.pages.page import (
@@ -113,30 +113,11 @@ def _find_comparison(chosen: Sequence[str]) -> str:
 def _show(
     client: ApiClient, request: Request, problems: Sequence[str], chosen: Sequence[str] = ()
 ) -> Page:
-    asked = request.query_params
-    given = {name: text for name in _TEXTS if (text := (asked.get(name) or "").strip())}
-    given |= {name: asked[name] for name in _DAYS if asked.get(name)}
-    phase = asked.get("phase") or "all"
-    if phase != "all":
-        given["phase"] = phase
-    sort, way = asked.get("sort") or "submitted", asked.get("way") or "down"
-    if sort not in _SORTS or way not in ("up", "down"):
-        raise HTTPException(400, f"`sort` must be one of {', '.join(_SORTS)}; `way` up or down.")
-    page = _read_page(asked.get("page", ""))
+    given = _read_filters(request.query_params)
+    sort, way = _read_order(request.query_params)
+    page = _read_page(request.query_params.get("page", ""))
     sorting = {} if (sort, way) == ("submitted", "down") else {"sort": sort, "way": way}
-    wanted = {name: given.get(name) for name in _TEXTS}
-    found = client.search_jobs(
-        **wanted,
-        phase=_CHOICES.get(phase, ()),
-        since=_read_day(given, "since", timedelta(0)),
-        until=_read_day(given, "until", timedelta(days=1)),
-        sort=sort,
-        ascending=way == "up",
-        offset=(page - 1) * _ON_PAGE,
-        limit=_ON_PAGE,
-        # the order by name, time or cost, and a search by name, are those of each job or replica
-        arrays=(sort in _SORTS_OF_ARRAYS and "text" not in given) or None,
-    )
+    found = _search(client, given, sort, way, page)
     pages = max(1, -(-found.total // _ON_PAGE))
 
     def link(**more: object) -> str:
@@ -155,7 +136,7 @@ def _show(
             "services": services_by_replica(client, request, found.jobs),
             "current": _list_current(client, request, found.jobs),
             "choices": list(_CHOICES),
-            "choice": phase,
+            "choice": given.get("phase", "all"),
             "given": {**dict.fromkeys((*_TEXTS, *_DAYS), ""), **given},
             "is_filtered": bool(given),
             "sorting": sorting,
@@ -172,6 +153,41 @@ def _show(
             "newer": link(page=page - 1) if page > 1 else None,
             "older": link(page=page + 1) if page < pages else None,
         },
+    )
+
+
+def _read_filters(asked: Mapping[str, str]) -> dict[str, str]:
+    """Return the filters that the address sets, in the order of the page."""
+    given = {name: text for name in _TEXTS if (text := (asked.get(name) or "").strip())}
+    given |= {name: asked[name] for name in _DAYS if asked.get(name)}
+    phase = asked.get("phase") or "all"
+    return given if phase == "all" else {**given, "phase": phase}
+
+
+def _read_order(asked: Mapping[str, str]) -> tuple[str, str]:
+    """Return by what the list is sorted, and which way. Raises HTTPException."""
+    sort, way = asked.get("sort") or "submitted", asked.get("way") or "down"
+    if sort not in _SORTS or way not in ("up", "down"):
+        raise HTTPException(400, f"`sort` must be one of {', '.join(_SORTS)}; `way` up or down.")
+    return sort, way
+
+
+def _search(
+    client: ApiClient, given: Mapping[str, str], sort: str, way: str, page: int
+) -> JobMatches:
+    """Return the jobs of a page of the list. Raises ApiError, HTTPException."""
+    wanted = {name: given.get(name) for name in _TEXTS}
+    return client.search_jobs(
+        **wanted,
+        phase=_CHOICES.get(given.get("phase", "all"), ()),
+        since=_read_day(given, "since", timedelta(0)),
+        until=_read_day(given, "until", timedelta(days=1)),
+        sort=sort,
+        ascending=way == "up",
+        offset=(page - 1) * _ON_PAGE,
+        limit=_ON_PAGE,
+        # the order by name, time or cost, and a search by name, are those of each job or replica
+        arrays=(sort in _SORTS_OF_ARRAYS and "text" not in given) or None,
     )
 
 

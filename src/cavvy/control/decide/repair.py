@@ -11,8 +11,8 @@ from cavvy.control.decide.losses import RepairGang, wait_for_capacity
 from cavvy.control.decide.placement import make_attempt, start_job
 from cavvy.control.decide.rows import JobRows, RowChanges, make_event
 from cavvy.control.decide.transitions import count_retry, observe_losses, settle_work
-from cavvy.domain.events import Charge
-from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, Node
+from cavvy.domain.events import Charge, Event
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase, JobRecord, Node
 from cavvy.domain.units import format_duration, format_rate, format_usd
 from cavvy.domain.values import replace
 
@@ -31,7 +31,6 @@ def repair_gang(
     nodes = rows.nodes_of(attempt)
     seen_at = look.told_at or now  # what happens to a node afterwards is billed to the next attempt
     bill = close_part(attempt, look, nodes, stored, seen_at)
-    fresh_ranks = dict.fromkeys(action.ranks, rows.job.last_number + 1)
     ended = replace(
         settle_work(attempt, nodes, action, now),
         phase=AttemptPhase.ENDED,
@@ -43,14 +42,27 @@ def repair_gang(
         wait=None,
         expected_at=None,
     )
-    ranks = ", ".join(map(str, action.ranks))
-    lost = f"rank {ranks}" if len(action.ranks) == 1 else f"ranks {ranks}"
+    next_one, expected = _make_next(rows, attempt, action, seen_at, now)
+    return RowChanges(
+        job=_start_next(rows.job, next_one, action, now),
+        attempts=(ended, next_one),
+        nodes=tuple(expected),
+        events=_make_events(rows.job, ended, next_one, action, now),
+        charges=bill.charges,
+        observations=tuple(observe_losses(ended, nodes, len(action.ranks), now)),
+    )
+
+
+def _make_next(
+    rows: JobRows, attempt: Attempt, action: RepairGang, seen_at: datetime, now: datetime
+) -> tuple[Attempt, Sequence[Node]]:
+    """Return the attempt that takes over the gang, and its nodes."""
+    why = _tell_replaced(action.ranks)
+    fresh, expected = make_attempt(rows.job, attempt.offer, lambda _: attempt.gang, now, why)
     left = attempt.nodes - len(action.ranks)
     sizes, waits = rows.job.task.elastic, wait_for_capacity(attempt, len(action.ranks))
     if sizes is not None and left >= sizes.least:
         waits = timedelta(0)  # without capacity, the job goes on with fewer nodes
-    why = f"the node of {lost} is replaced" if len(action.ranks) == 1 else f"{lost} are replaced"
-    fresh, expected = make_attempt(rows.job, attempt.offer, lambda _: attempt.gang, now, why)
     next_one = replace(
         fresh,
         nodes=attempt.nodes,
@@ -58,41 +70,58 @@ def repair_gang(
         adopted_at=seen_at,
         repairs=action.ranks,
         repair_until=now + waits,
-        rounds={**attempt.rounds, **fresh_ranks},
-        open_ranks=_list_open(attempt, nodes, action.ranks),
+        rounds={**attempt.rounds, **dict.fromkeys(action.ranks, fresh.number)},
+        open_ranks=_list_open(attempt, rows.nodes_of(attempt), action.ranks),
     )
+    return next_one, expected
+
+
+def _start_next(
+    before: JobRecord, next_one: Attempt, action: RepairGang, now: datetime
+) -> JobRecord:
+    """Return the job with the next attempt, and with its loss counted."""
     job = replace(
-        rows.job,
-        retries={**rows.job.retries, **({action.kind: 0} if action.anew else {})},
+        before,
+        retries={**before.retries, **({action.kind: 0} if action.anew else {})},
     )
     job = replace(job, retries=count_retry(job, action.kind))
-    text = f"{action.reason}; {why}, and {left} of {attempt.nodes} nodes are kept"
-    started = replace(start_job(job, next_one, text, now), setback=action.reason)
-    if rows.job.phase is JobPhase.STARTING:
-        started = replace(started, since=rows.job.since)
-    limit = format_duration(waits)
-    price = format_rate(attempt.offer.rate.times(left))
-    event = make_event(
-        started,
-        now,
-        "repair",
-        f"{text}; they wait for it, at {price}" + (f", for at most {limit}" if waits else ""),
-        next_one.number,
-        fact=ranks.replace(" ", ""),
-    )
+    started = start_job(job, next_one, _tell_repair(action, next_one), now)
+    if before.phase is JobPhase.STARTING:
+        started = replace(started, since=before.since)
+    return replace(started, setback=action.reason)
+
+
+def _make_events(
+    job: JobRecord, ended: Attempt, next_one: Attempt, action: RepairGang, now: datetime
+) -> tuple[Event, ...]:
+    """Return what the attempt's end, its unsure bill and the repair tell the job's user."""
     failure = failure_of(ended)
-    events = [make_event(rows.job, now, action.outcome, action.reason, attempt.number, failure)]
-    if (unsure := bill.unsure_bill) is not None:
-        told = f"up to {format_usd(unsure.more)} more than billed, for {lost}"
-        events.append(make_event(rows.job, now, "unsure", told, attempt.number))
-    return RowChanges(
-        job=started,
-        attempts=(ended, next_one),
-        nodes=tuple(expected),
-        events=(*events, event),
-        charges=bill.charges,
-        observations=tuple(observe_losses(ended, nodes, len(action.ranks), now)),
-    )
+    events = [make_event(job, now, action.outcome, action.reason, ended.number, failure)]
+    if (unsure := ended.unsure_bill) is not None:
+        told = f"up to {format_usd(unsure.more)} more than billed, for {_name_ranks(action.ranks)}"
+        events.append(make_event(job, now, "unsure", told, ended.number))
+    left = next_one.nodes - len(action.ranks)
+    price = format_rate(next_one.offer.rate.times(left))
+    text = f"{_tell_repair(action, next_one)}; they wait for it, at {price}"
+    if next_one.repair_until is not None and next_one.repair_until > now:
+        text += f", for at most {format_duration(next_one.repair_until - now)}"
+    ranks = ",".join(map(str, action.ranks))
+    return *events, make_event(job, now, "repair", text, next_one.number, fact=ranks)
+
+
+def _tell_repair(action: RepairGang, next_one: Attempt) -> str:
+    left = next_one.nodes - len(action.ranks)
+    kept = f"{left} of {next_one.nodes} nodes are kept"
+    return f"{action.reason}; {_tell_replaced(action.ranks)}, and {kept}"
+
+
+def _tell_replaced(ranks: Sequence[int]) -> str:
+    named = _name_ranks(ranks)
+    return f"the node of {named} is replaced" if len(ranks) == 1 else f"{named} are replaced"
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _list_open(attempt: Attempt, nodes: Sequence[Node], replaced: Sequence[int]) -> tuple[int, ...]:
