@@ -138,8 +138,9 @@ _INTERRUPTED = frozenset({"SpotInterruption", "TerminationNotice"})
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/task-lifecycle-explanation.html
 _STARTS = frozenset({"PROVISIONING", "PENDING", "ACTIVATING"})
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/api_failures_messages.html: the starts
-# of the reasons. No other field of a task says so: the stop code TaskFailedToStart also stands for
-# images that cannot be pulled and for agents that are not connected.
+# of the reasons. No other field of a task says so: none of the seven values of `stopCode`
+# (https://docs.aws.amazon.com/AmazonECS/latest/APIReference/API_Task.html) is about capacity, and
+# TaskFailedToStart also stands for images that cannot be pulled and agents that are not connected.
 _NO_ROOM = ("RESOURCE:", "Capacity is unavailable", "EMPTY CAPACITY PROVIDER")
 # a cluster has a maximum number of tasks that wait for instances; ECS has no code for this:
 # https://docs.aws.amazon.com/AmazonECS/latest/developerguide/service-quotas.html
