@@ -369,6 +369,9 @@ def main() -> None:
     parser.add_argument("--report", type=Path)
     parser.add_argument("--profile", type=Path)
     given = parser.parse_args()
+    for file in (given.report, given.profile):
+        if file is not None:  # before the day is played, which takes long
+            file.parent.mkdir(parents=True, exist_ok=True)
     plan = DayPlan(
         nodes=max(12, round(given.nodes * given.scale)),
         jobs=max(20, round(given.jobs * given.scale)),

@@ -132,6 +132,8 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=10_000)
     parser.add_argument("--folder", default=None)
     args = parser.parse_args()
+    if args.folder:
+        Path(args.folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         home = f"{folder}/home"
         os.environ |= {"CAVVY_HOME": home, "CAVVY_CONFIG": f"{folder}/config.yaml"}

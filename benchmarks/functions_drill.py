@@ -160,6 +160,8 @@ def main() -> None:
     parser.add_argument("--pause-s", type=float, default=4.0)
     parser.add_argument("--folder", default=None)
     args = parser.parse_args()
+    if args.folder:
+        Path(args.folder).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         home = f"{folder}/home"
         os.environ |= {"CAVVY_HOME": home, "CAVVY_CONFIG": f"{folder}/config.toml"}
