@@ -5,7 +5,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,13 +85,7 @@ def end_services(
     """End the services of a deployed app's web endpoints, but for those `kept`, and return their
     names. Raises ApiError."""
     ended = list[str]()
-    try:
-        services = list_named_services(client, project)
-    except ApiError as error:
-        if error.code == "not-found":  # the server serves nothing
-            return ended
-        raise
-    for each in services:
+    for each in _list_services(client, project):
         own = each.tags.get(_TAG) == app and each.state != "ending"
         if own and each.name not in kept:
             end_service(client, project, each.name)
@@ -103,17 +97,21 @@ def list_endpoints(client: ApiClient, project: str) -> dict[str, dict[str, str]]
     """Return the URL of each web endpoint by its name, or the state of one without a URL, for each
     app that has some; those of `cavvy dev` belong to APP-dev. Raises ApiError."""
     found: dict[str, dict[str, str]] = {}
-    try:
-        services = list_named_services(client, project)
-    except ApiError as error:
-        if error.code == "not-found":  # the server serves nothing
-            return found
-        raise
-    for each in services:
+    for each in _list_services(client, project):
         if (app := each.tags.get(_TAG)) and each.state != "ending":
             name = each.name.removeprefix(f"{app.removesuffix('-dev')}-")
             found.setdefault(app, {})[name] = each.url or each.state
     return found
+
+
+def _list_services(client: ApiClient, project: str) -> Sequence[NamedService]:
+    """Return the services, of which there are none if the server cannot serve. Raises ApiError."""
+    try:
+        return list_named_services(client, project)
+    except ApiError as error:
+        if error.code == "not-found":
+            return []
+        raise
 
 
 def end_web(app: App, project: str | None, suffix: str) -> None:
