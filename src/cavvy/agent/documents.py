@@ -173,6 +173,8 @@ class AgentConfigFile:
     # a name is "", the work uses `cache` itself, or `own_cache` in place of `fresh_cache`.
     own_cache: str = ""
     fresh_cache: str = ""
+    # the folder of the named volumes of the work's project on this machine; "": it has none
+    volumes: str = ""
     hides: str = ""  # a folder that the work must not see, except this rank's parts of it
     # whether namespaces can hide the folder `hides` on this machine; None: the agent tests it
     covers: bool | None = None
@@ -229,6 +231,8 @@ class VolumeConfig:
     path: str
     read_only: bool = False
     options: str = ""
+    # of a named volume: whether it outlives the gang
+    keep: bool = field(default=True, metadata=harmless("other agents only find mounted volumes"))
 
 
 _URL = since(EQUIPPED, "inputs or outputs at a URL", lambda end: "://" in end)

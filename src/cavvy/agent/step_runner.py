@@ -325,18 +325,24 @@ class StepRunner:
 
             name = f"{GROUP_PREFIX}{self._config.gang}-{self._config.rank}"
             command.cgroup = self._group = make_group(name, self._config.memory_mib)
-        self.share_view(command)
+        self.share_view(command, work)
         command.status_path, command.notify = self._config.status_file, work.notify
         self._start(command, self._run_gone)
 
-    def share_view(self, command: ChildCommand) -> None:
+    def share_view(self, command: ChildCommand, work: WorkConfig | None = None) -> None:
         """Give a user's program the same view of the files as the work, in which one folder is
-        hidden. While the work runs, the program also enters the work's namespaces.
+        hidden. While the work runs, the program also enters the work's namespaces. The work itself,
+        which is given, also sees its volumes.
         """
         if self._config.covers:
             from .work.view import make_view
 
-            command.view = make_view(self._config)
+            volumes = []
+            if work is not None and work.volumes:
+                from .data.mounts import list_mounted
+
+                volumes = list_mounted(self._config, work)
+            command.view = make_view(self._config, volumes)
             if self._watch is not None and self.process is not None:
                 command.beside = self.process.reaper
 

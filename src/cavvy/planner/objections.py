@@ -94,15 +94,25 @@ def explain_misplaced(
     An offer for a whole region can use volumes in any zone of the region, because the provider
     starts the nodes in the volume's zone. A provider in `blind` did not report the locations of its
     volumes. If `blind` contains the offer's provider, the offer is rejected, because Cavvy could
-    otherwise create a volume that already exists elsewhere.
+    otherwise create a volume that already exists elsewhere. A volume without a size exists: if only
+    other providers report it, the offer is rejected, too.
     """
     bound: set[str | None] = set()  # the zones that have all volumes that were checked so far
     first = ""
     own = [each for each in volumes if each.provider == offer.provider]
-    for name in [v.source for v in task.volumes if v.kind is VolumeKind.NAMED and v.keep]:
+    for volume in [v for v in task.volumes if v.kind is VolumeKind.NAMED and v.keep]:
+        name = volume.source
         if offer.provider in blind:
             return Objection("volumes", f"the location of {name} is currently unknown")
         known = [each for each in own if name in each.names]
+        if not known and volume.size_gib is None:
+            others = sorted({each.provider for each in volumes if name in each.names})
+            if others:
+                return Objection(
+                    "volumes",
+                    f"{name} is a volume of {', '.join(others)}; state its `size` for another one "
+                    f"of this name at {offer.provider}",
+                )
         if away := _explain_elsewhere(offer, name, known):
             return away
         zones = {each.zone for each in known if each.region == offer.region}

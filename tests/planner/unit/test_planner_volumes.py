@@ -6,6 +6,7 @@ from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
+from cavvy.domain.values import replace
 from cavvy.planner.objections import explain_misplaced
 
 
@@ -61,3 +62,14 @@ def test_volumes_bind_an_offer_to_one_zone(
     objection = explain_misplaced(task(*names), where, places)
     assert bool(objection) == bool(told)
     assert objection is None or told in objection.reason
+
+
+def test_a_volume_that_only_another_provider_has_is_not_made_unless_it_has_a_size() -> None:
+    known = [replace(place("a", None), provider="other")]
+    objection = explain_misplaced(task("a"), offer(), known)
+    assert objection is not None
+    assert "a is a volume of other" in objection.reason
+    (volume,) = task("a").volumes
+    new = replace(task("a"), volumes=(replace(volume, size_gib=5),))
+    assert explain_misplaced(new, offer(), known) is None
+    assert explain_misplaced(task("b"), offer(), known) is None

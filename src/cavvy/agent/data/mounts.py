@@ -2,7 +2,8 @@
 the node, and NFS exports.
 
 Without a container, a volume's path becomes a link to the volume's files; in a container, the files
-are bind-mounted.
+are bind-mounted. Named volumes of this machine itself are mounted in the namespace of the work
+(`work.own_volumes`), if this machine offers namespaces.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ..config import AgentConfig
 from ..disk import open_own
 from ..documents import VolumeConfig, WorkConfig
 from ..work.folder import CannotBuild, check_kept, check_seen, inside
+from ..work.own_volumes import MountedVolume
 from ..work.view import BUCKETS, find_bucket, find_mount
 
 MOUNT_S = 60.0
@@ -34,6 +36,8 @@ def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
     """Return the path of the volume's files on this node; mount an NFS export if necessary. Raises
     CannotBuild, OSError.
     """
+    if is_own(config, volume):
+        return _make_own(config, volume)
     if volume.kind == "folder":
         source = folder if volume.source == "." else inside(folder, volume.source)
         try:
@@ -58,6 +62,33 @@ def find_source(config: AgentConfig, volume: VolumeConfig, folder: str) -> str:
     if volume.kind == "nfs":
         return find_mounted(volume.source) or mount_nfs(config, volume)
     raise CannotBuild(f"the volume {volume.source} is not mounted under {volume.path} on this node")
+
+
+def is_own(config: AgentConfig, volume: VolumeConfig) -> bool:
+    """Return whether the volume is a folder that Cavvy keeps on this machine."""
+    return volume.kind == "named" and bool(config.volumes)
+
+
+def _make_own(config: AgentConfig, volume: VolumeConfig) -> str:
+    """Return the folder of a volume of this machine; create it if it is missing. Nothing above the
+    folder can be changed by the work. Raises CannotBuild, OSError."""
+    if volume.source != os.path.basename(volume.source) or volume.source.startswith("."):
+        raise CannotBuild(f"{volume.source!r} cannot be the name of a volume on this machine")
+    kept = config.volumes if volume.keep else f"{os.path.dirname(config.private)}/volumes"
+    os.makedirs(kept, mode=0o700, exist_ok=True)
+    path = f"{kept}/{volume.source}"
+    os.makedirs(path, mode=0o755, exist_ok=True)
+    return path
+
+
+def list_mounted(config: AgentConfig, work: WorkConfig) -> list[MountedVolume]:
+    """Return the volumes that are mounted in the namespace of work without a container. Raises
+    CannotBuild, OSError."""
+    return [
+        MountedVolume(_make_own(config, each), each.path, read_only=each.read_only)
+        for each in work.volumes
+        if is_own(config, each) and config.covers and work.image is None
+    ]
 
 
 def list_checkpoint_volumes(config: AgentConfig, work: WorkConfig) -> list[str]:
@@ -125,6 +156,9 @@ def link_volumes(config: AgentConfig, work: WorkConfig, folder: str) -> None:
     CannotBuild, OSError.
     """
     for volume, source in find_volumes(config, work, folder):
+        if config.covers and is_own(config, volume):
+            _check_place(config, work, volume)
+            continue
         if volume.read_only and os.access(source, os.W_OK) and not _is_read_only(source):
             raise CannotBuild(
                 f"the volume {volume.source} cannot be made read-only on this node without a "
@@ -134,6 +168,19 @@ def link_volumes(config: AgentConfig, work: WorkConfig, folder: str) -> None:
         path = find_path(volume, folder)
         if os.path.realpath(path) != os.path.realpath(source):
             link(config, source, path)
+
+
+def _check_place(config: AgentConfig, work: WorkConfig, volume: VolumeConfig) -> None:
+    """Raise CannotBuild if the volume cannot be mounted at its path."""
+    check_kept(config, volume.path)
+    if os.path.lexists(volume.path) and not os.path.isdir(volume.path):
+        raise CannotBuild(f"{volume.path} is already in use on this node, and is not a folder")
+    for each in work.inputs:
+        if each.target.startswith(volume.path + "/"):
+            raise CannotBuild(
+                f"the input {each.target} is in the volume {volume.source}, whose files it cannot "
+                "join: choose another `target`"
+            )
 
 
 def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
@@ -148,7 +195,8 @@ def list_binds(config: AgentConfig, work: WorkConfig, folder: str) -> list[str]:
                     "a different home folder"
                 )
             continue  # a link within the container; see `list_home_links`
-        (check_seen if volume.read_only else check_kept)(config, source)
+        if not is_own(config, volume):
+            (check_seen if volume.read_only else check_kept)(config, source)
         path = find_path(volume, folder)
         if not os.path.isabs(volume.path):
             os.makedirs(path, exist_ok=True)

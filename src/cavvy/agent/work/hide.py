@@ -14,7 +14,7 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from .alone import CLONE_NEWPID, continue_as_child, start_alone
@@ -36,6 +36,7 @@ from .mounts import (
     make_read_only,
     mount,
 )
+from .own_volumes import MountedVolume, VolumeMounts
 from .protect import Protection, protect_proc
 
 CLONE_NEWNS = 0x20000
@@ -49,10 +50,16 @@ HIDES, ALONE = "hides", "alone"
 
 
 def hide(
-    folder: str, shown: list[str], protection: Protection | None = None, *, alone: bool = False
+    folder: str,
+    shown: list[str],
+    protection: Protection | None = None,
+    *,
+    alone: bool = False,
+    volumes: Sequence[MountedVolume] = (),
 ) -> None:
     """Hide `folder`, except the existing folders in `shown`, from this process and the process's
-    later children, which cannot change what `protection` protects.
+    later children, which cannot change what `protection` protects, and which see `volumes` at their
+    paths.
 
     With `alone`, the function returns in a new process with its own process namespace, as
     `start_alone` describes. The process must have only one thread. Raises OSError; after an error,
@@ -63,7 +70,7 @@ def hide(
     if is_root():  # mount first: the new user namespace then cannot remove the mounts
         limits = os.open("/proc", os.O_PATH)  # stays writable
         call("unshare", spaces)
-        _cover(folder, shown, protection, places=(_PROCESSES,) if alone else ())
+        _cover(folder, shown, protection, volumes, places=(_PROCESSES,) if alone else ())
         if alone:
             _start_alone_as_root(f"{folder}/{_PROCESSES}")
         else:
@@ -72,7 +79,7 @@ def hide(
         os.close(limits)
     else:  # the work has no capabilities in the new namespace, since it is not root there
         enter_own_user(spaces)
-        _cover(folder, shown, protection)
+        _cover(folder, shown, protection, volumes)
         if alone:
             start_alone(protect_proc)
 
@@ -158,21 +165,25 @@ def _cover(
     folder: str,
     shown: list[str],
     protection: Protection | None,
+    volumes: Sequence[MountedVolume],
     places: tuple[str, ...] = (),
 ) -> None:
     """Mount an empty file system over the folder, and mount the folders of `shown`, and Cavvy's
-    programs, into this file system, in which empty folders are made with the names `places`.
+    programs, into this file system, in which empty folders are made with the names `places`. Then
+    mount the volumes at their paths.
     """
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     real = os.path.realpath(folder)
     programs = [each for each in list_programs() if contains(real, each) and each != real]
     opened = [(path, os.open(path, os.O_RDONLY)) for path in [*shown, *programs]]
+    own = VolumeMounts(volumes, folder)
     if protection is not None:
         protection.begin()
         protection.pin(real)
     mount("tmpfs", folder, "tmpfs", 0)
     for name in places:
         os.makedirs(f"{folder}/{name}/{_BELOW}", 0o700)
+    own.keep()
     for path, fd in opened:
         make_place(path, fd)
         bind(f"/proc/self/fd/{fd}", path)
@@ -182,6 +193,7 @@ def _cover(
     mount("none", folder, None, MS_REMOUNT | MS_BIND | MS_RDONLY)
     if protection is not None:
         protection.finish(real)
+    own.finish()
 
 
 def _start_alone_as_root(processes: str) -> None:

@@ -21,6 +21,7 @@ from glob import glob
 from . import hide, mounts
 from .alone import CLONE_NEWPID, find_code, start_alone
 from .mounts import MS_NODEV, MS_NOSUID
+from .own_volumes import MountedVolume, VolumeMounts
 from .protect import Protection, join_names, list_homes, protect_proc
 
 TYPE_CHECKING = False
@@ -46,9 +47,11 @@ def separate(
     shown: list[str],
     devices: Iterable[str] = (),
     protection: Protection | None = None,
+    volumes: Sequence[MountedVolume] = (),
 ) -> None:
     """Separate this process and its later children. The separated processes see neither `folder`,
-    except its subfolders in `shown`, nor the device files in `devices`.
+    except its subfolders in `shown`, nor the device files in `devices`, and see `volumes` at their
+    paths.
 
     The function returns in a new process. The calling process waits for the new process and exits
     with the new process's exit code. The calling process must have only one thread. Raises OSError;
@@ -59,7 +62,7 @@ def separate(
         raise PermissionError(1, "work of the root user cannot be separated")
     cwd = os.getcwd()
     hide.enter_own_user(hide.CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC)
-    _cover(folder, shown, uid, devices, protection)
+    _cover(folder, shown, uid, devices, protection, volumes)
     start_alone(protect_proc, _watch_homes())
     _close_abstract_sockets()
     os.chdir(cwd if os.path.isdir(cwd) else "/")
@@ -112,6 +115,7 @@ def _cover(
     uid: int,
     devices: Iterable[str],
     protection: Protection | None,
+    volumes: Sequence[MountedVolume],
 ) -> None:
     covers = list_covers(folder, uid)
     programs = mounts.list_programs()
@@ -119,6 +123,7 @@ def _cover(
     kept = [*programs, *(each for each in below if os.path.isdir(each))]
     mounts.mount("none", "/", None, mounts.MS_REC | mounts.MS_PRIVATE)
     opened = [(path, os.open(path, os.O_RDONLY)) for path in kept]
+    own = VolumeMounts(volumes, folder)
     if protection is not None:
         protection.begin(homes=[])
     for cover in covers:
@@ -132,6 +137,7 @@ def _cover(
         os.close(fd)
     for path in programs:
         mounts.make_read_only(path)
+    own.keep()
     closed = mounts.MS_REMOUNT | mounts.MS_BIND | mounts.MS_RDONLY | MS_NOSUID | MS_NODEV
     mounts.mount("none", folder, None, closed)
     if protection is not None:
@@ -139,6 +145,7 @@ def _cover(
     for path in (*_SOCKETS, *devices):
         if os.path.exists(path):
             mounts.bind("/dev/null", os.path.realpath(path))
+    own.finish()
 
 
 def list_other_gpus(own: list[str] | None) -> list[str]:

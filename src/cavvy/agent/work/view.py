@@ -18,10 +18,11 @@ from .protect import Protection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ..config import AgentConfig
     from ..documents import VolumeConfig, WorkConfig
+    from .own_volumes import MountedVolume
 
 
 BUCKETS = "buckets"  # the folder of all mounted buckets, in the machine's folder of caches
@@ -31,7 +32,8 @@ class WorkView:
     """The part of the machine that the programs of one rank see. `folder` is hidden, except the
     folders in `shown`, and the programs cannot change what `protection` protects. If `alone` is
     set, the programs have their own process namespace. If `separated` is set, the work is separated
-    by `separate.separate`, and the device files in `devices` are hidden.
+    by `separate.separate`, and the device files in `devices` are hidden. The programs see `volumes`
+    at their paths.
     """
 
     def __init__(
@@ -43,17 +45,27 @@ class WorkView:
         alone: bool = False,
         separated: bool = False,
         devices: list[str],
+        volumes: Sequence[MountedVolume] = (),
     ) -> None:
         self._folder, self._shown, self._protection = folder, shown, protection
         self._alone, self._separated, self._devices = alone, separated, devices
+        self._volumes = volumes
 
     def take(self) -> None:
         """Hide everything outside the view from this process. The process must have only one
         thread. Raises OSError."""
         if self._separated:
-            separate.separate(self._folder, self._shown, self._devices, self._protection)
+            separate.separate(
+                self._folder, self._shown, self._devices, self._protection, self._volumes
+            )
         else:
-            hide.hide(self._folder, self._shown, self._protection, alone=self._alone)
+            hide.hide(
+                self._folder,
+                self._shown,
+                self._protection,
+                alone=self._alone,
+                volumes=self._volumes,
+            )
 
     def join(self, find: Callable[[], list[int]]) -> None:
         """Give this process the same view as the first process with this view among those whose
@@ -64,8 +76,9 @@ class WorkView:
             hide.enter(self._folder, find, alone=self._alone)
 
 
-def make_view(config: AgentConfig) -> WorkView | None:
-    """Return the view of a rank's programs, or None if the programs see everything."""
+def make_view(config: AgentConfig, volumes: Sequence[MountedVolume] = ()) -> WorkView | None:
+    """Return the view of a rank's programs, or None if the programs see everything. The programs
+    see `volumes` at their paths."""
     if not config.covers:
         return None
     devices = separate.list_other_gpus(config.devices) if config.separates else []
@@ -76,6 +89,7 @@ def make_view(config: AgentConfig) -> WorkView | None:
         alone=config.alone,
         separated=config.separates,
         devices=devices,
+        volumes=volumes,
     )
 
 

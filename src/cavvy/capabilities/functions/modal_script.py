@@ -285,7 +285,7 @@ class _Rewriter:
         if way == "from_name":
             self._replace(node, f"{self._spell(node.func, kind)}({self._first(node)})")
             if kind == "Volume":
-                told = "the volume must exist at the provider; Volume.folder(...) names a folder"
+                told = "except on this machine, the volume must exist, or have a size"
                 self._note(node, told, open_=False)
         elif way == "ephemeral" and kind != "Volume":
             self._replace(node.func, f"{self._spell(node.func, kind)}.ephemeral")

@@ -18,8 +18,6 @@ from cavvy.providers.settings import flag, isolation_setting, number
 
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SPOT: "this machine has no cheaper preemptible capacity, so it has no spot offers",
-    Feature.VOLUMES: "this machine has no named volumes to attach; use a `host` folder or an "
-    "`nfs` export",
     Feature.NETWORK: "all ranks are on one machine, whose network Cavvy does not measure",
     Feature.DISK: "jobs share the disk that holds Cavvy's folder; the type of the disk cannot be "
     "chosen",

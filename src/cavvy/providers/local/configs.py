@@ -124,6 +124,7 @@ def make_configs(
         raise NoCapacity(f"{gang.offer.instance_type}: this machine has no such accelerator")
     allocations = {allocation.rank: allocation for allocation in gang.allocations}
     route = AgentRoute(address=gang.agent_endpoint.address, token=gang.agent_endpoint.token)
+    project = gang.labels.get("project", "")
     folder, cache = home / "gangs" / gang.name, str(home / "cache")
     private = home / "agents" / gang.name
     return [
@@ -136,6 +137,7 @@ def make_configs(
                 cache,
                 str(private / str(rank)),
             ),
+            volumes=str(home / "volumes" / project) if project else "",
             hides=hides,
             covers=covers,
             alone=alone,

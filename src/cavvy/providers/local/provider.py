@@ -87,6 +87,9 @@ def check_task(
     because searching PATH at every attempt to place a task would take too long. `hides` is the
     folder that containers must not be able to read.
     """
+    if any(each.kind is VolumeKind.NAMED and each.type for each in task.volumes):
+        reason = "named volumes of this machine are folders, which have no `type`; leave it out"
+        return [Objection("volumes", reason)]
     if task.image is None and task.image_build is None:
         return []
     if engine() is None:
