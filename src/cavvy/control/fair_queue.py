@@ -46,9 +46,8 @@ from cavvy.store.sql import Store
 # How long the order of each thousand waiting jobs is used again even if it has changed, as all
 # users may ask at once: to compute it takes about 15 ms.
 FRESH = timedelta(milliseconds=500)
-# How long the order is used again while nothing is written: the use of projects decays meanwhile,
-# and the delays of jobs end.
-UNCHANGED = timedelta(seconds=1)
+# How long the order is used again while its mark is the same: the use of projects decays meanwhile.
+UNCHANGED = timedelta(seconds=10)
 _MOST_KNOWN = 100_000  # waiting jobs whose accelerators are kept
 _AT_ONCE = 1000  # jobs that are read at once
 _FEW = 64  # jobs that a pass may start which reads only the first jobs of each project
@@ -310,7 +309,7 @@ class FairQueue:
             line = self._line
             if line.is_fresh(job_ids, now):
                 return line
-            mark = await self._store.queue.mark()
+            mark = await self._store.queue.mark(now)
             if mark != line.mark or now - line.at >= UNCHANGED or not line.knows(job_ids):
                 line = await self._line_up(job_ids, now, mark)
             return line

@@ -112,7 +112,7 @@ class StartEstimator:
     async def _renew(self, rows: Sequence[QueueRow], line: OrderedQueue, now: datetime) -> _Known:
         """Return the estimates of these first jobs of the line: the known ones, if nothing was
         written since."""
-        mark, known = await self._store.queue.mark(), self._known
+        mark, known = await self._store.queue.mark(now), self._known
         ids = [row.id for row in rows]
         same = mark == known.mark and [*known.line[: len(ids)]] == ids
         if not same or now - known.at >= _UNCHANGED:

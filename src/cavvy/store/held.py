@@ -27,6 +27,10 @@ _MARKS = (
     "FROM attempts a WHERE phase <> 'ended' UNION ALL "
     "SELECT COUNT(*), CAST(COALESCE(SUM({1}), 0) AS {2}), 0 FROM allocations"
 )
+_MARK_OF_JOBS = (
+    "SELECT COUNT(*), CAST(COALESCE(SUM({3}), 0) AS {2}), CAST(COALESCE(SUM(version), 0) AS {2}) "
+    "FROM jobs"
+)
 _OPEN = "SELECT id, version FROM attempts WHERE phase <> 'ended'"
 _FACTS = (
     "SELECT a.id, {0}, a.version, a.project, j.user_name, j.size, a.phase, j.id, j.array_id "
@@ -34,8 +38,13 @@ _FACTS = (
 )
 _KEYS = "SELECT gang, rank FROM allocations"
 _ALLOCATED = f"{ALLOCATIONS.select.replace(' FROM', ', {1} FROM')} WHERE TRUE"
-_SQLITE = ("a.rowid", "rowid", "BIGINT")
-_POSTGRESQL = ("hashtextextended(a.id, 0)", "hashtextextended(gang, rank)", "NUMERIC")
+_SQLITE = ("a.rowid", "rowid", "BIGINT", "rowid")
+_POSTGRESQL = (
+    "hashtextextended(a.id, 0)",
+    "hashtextextended(gang, rank)",
+    "NUMERIC",
+    "hashtextextended(id, 0)",
+)
 # Jobs that wait for their next attempt do not run, though their last nodes may still be held.
 _AGAIN = "SELECT id FROM jobs WHERE phase = 'queued' AND attempt > 0"
 _AT_ONCE = 500  # rows that are read by their keys in one statement
@@ -80,6 +89,17 @@ class HeldReader:
         self._numbers: dict[Row, tuple[int, str]] = {}  # and its number and host, by its key
         self._total = 0  # the sum of the numbers
         self._marks_of_allocations: tuple[_Mark, _Mark] = ((0, 0, 0), (0, 0, 0))
+
+    def mark(self, session: DatabaseSession) -> object:
+        """Return a value that differs from the last one if other attempts or allocations are open
+        now, or others of their versions."""
+        return _read_marks(session)
+
+    def mark_waiting(self, session: DatabaseSession, ready: str, values: Sequence[object]) -> Row:
+        """Return a value that differs from the last one if other jobs wait now for which the
+        condition holds, or others of their versions."""
+        found = session.run(f"{_name_numbers(session, _MARK_OF_JOBS)} WHERE {ready}", values)
+        return found.fetchall()[0]
 
     def note(self, changes: AtomicWrite) -> None:
         """Look at these changes first in the next read."""

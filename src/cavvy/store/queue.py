@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import chain
+from math import inf
 
 from msgspec.json import Decoder
 
@@ -84,6 +85,16 @@ _PUT = (
     "at = excluded.at"
 )
 
+# What says when jobs start, beside jobs and attempts
+_MARKED = (
+    "SELECT COUNT(*), MAX(at), SUM(held) FROM project_use",
+    "SELECT project, document FROM project_policies ORDER BY project",
+    "SELECT name, parent FROM projects ORDER BY name",
+    "SELECT name, version FROM reservations ORDER BY name",
+    "SELECT name, version FROM node_states ORDER BY name",
+)
+_LATER = "SELECT MIN(not_before) FROM jobs WHERE phase = 'queued' AND not_before > ?"
+
 
 # A job with its place in the order of priority and age.
 PlacedRow = tuple[tuple[int, str], QueueRow]
@@ -94,6 +105,15 @@ class _HeldOffer(Struct, frozen=True, kw_only=True):
 
     nodes: int
     offer: Offer
+
+
+class _KnownMark(Struct, frozen=True):
+    """The mark of the queue, which stays the same until the time `until` in microseconds while
+    nothing at all is written."""
+
+    written: object
+    until: float
+    mark: object
 
 
 class _GangOffer(Struct, frozen=True):
@@ -111,6 +131,7 @@ class _GangTimes(Struct, frozen=True, kw_only=True):
 
 _decode_times = Decoder(_GangTimes).decode
 _decode_gang = Decoder(_HeldOffer).decode
+_NEVER = inf
 _MOST = 1e12  # GPU-hours and GPUs; larger numbers are damage
 
 
@@ -127,17 +148,28 @@ class SqlQueue:
         self._read, self._read_brief = read, read_brief
         self._write = write
         self._held = held
+        self._known: _KnownMark | None = None
 
-    async def mark(self) -> object:
-        """Return a value that differs from the last one if anything was written since, by whichever
-        server. Values that are equal say that every read finds the same."""
+    async def mark(self, now: datetime) -> object:
+        """Return a value that differs from the last one if something was written since, by
+        whichever server, on which the order of the waiting jobs depends or when they start, or if
+        a job may start now that had to wait until a time. What nodes report, and the servers'
+        leases, which are renewed each second, do not change it.
+        """
+        at = to_micros(now)
 
-        def read(session: DatabaseSession) -> object:
-            if session.driver.is_sqlite:  # the number counts what others than the session write
-                return session, session.run("PRAGMA data_version").fetchall()[0][0]
-            return session.run("SELECT CAST(pg_current_snapshot() AS TEXT)").fetchall()[0][0]
+        def read(session: DatabaseSession) -> _KnownMark:
+            known, written = self._known, _read_written(session)
+            if known is not None and known.written == written and at < known.until:
+                return known
+            rows = [session.run(sql).fetchall() for sql in _MARKED]
+            later = session.run(_LATER, (at,)).fetchall()[0][0]
+            waiting = self._held.mark_waiting(session, READY, (at,))
+            mark = (self._held.mark(session), waiting, rows)
+            return _KnownMark(written, _NEVER if later is None else later, mark)
 
-        return await self._read_brief(read)
+        self._known = found = await self._read_brief(read)
+        return found.mark
 
     async def firsts(self, now: datetime) -> Sequence[PlacedRow]:
         """Return those jobs without a machine or pool that may start now which are the first of
@@ -253,6 +285,16 @@ class SqlQueue:
     async def _rows(self, sql: str, *values: object) -> Sequence[QueueRow]:
         found = await self._read(lambda session: session.run(sql, values).fetchall())
         return [QueueRow(*row) for row in found]
+
+
+def _read_written(session: DatabaseSession) -> object:
+    """Return a value that differs from the last one if anything was written since."""
+    if session.driver.is_sqlite:
+        # the number counts what others than the session write, which only a file with WAL ensures
+        if not session.driver.reads_at_once:
+            return object()
+        return session, session.run("PRAGMA data_version").fetchall()[0][0]
+    return session.run("SELECT CAST(pg_current_snapshot() AS TEXT)").fetchall()[0][0]
 
 
 def sort_rows(found: Iterable[PlacedRow]) -> Sequence[QueueRow]:

@@ -209,7 +209,9 @@ class Queue:
             live_versions=lambda: _give({}),
             find_jobs=lambda ids: _give(jobs),
             allocations=lambda: _give([]),
-            queue=SimpleNamespace(ended_gangs=self._read_ended, mark=lambda: _give(self.written)),
+            queue=SimpleNamespace(
+                ended_gangs=self._read_ended, mark=lambda now: _give(self.written)
+            ),
             maintenance=SimpleNamespace(reservations=lambda: _give([])),
         )
         pool = SimpleNamespace(market=lambda age: _give(self.snapshot), objections=lambda *_: ())

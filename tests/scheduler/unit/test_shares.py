@@ -214,7 +214,7 @@ class LongLine(SqlQueue):
 
     written: object = None  # what was written last; by default, something is all the time
 
-    async def mark(self) -> object:
+    async def mark(self, now: datetime) -> object:
         return self.written or object()
 
     async def rows(self, now: datetime) -> Sequence[QueueRow]:

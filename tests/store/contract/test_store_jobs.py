@@ -22,8 +22,11 @@ from tests.contract.store_suite import (
     submit,
 )
 
+from cavvy.domain.accounts import Project
 from cavvy.domain.elastic import NodeRange, SizeCause, SizeChange
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, JobPhase, NodePhase, Order, StopCause
+from cavvy.domain.maintenance import Reservation, ReservedPart
+from cavvy.domain.policies import ProjectPolicy
 from cavvy.domain.shares import WITHOUT_GPU, HeldGang, HeldShare, ProjectUse, QueueRow, share_of
 from cavvy.domain.tasks import (
     AcceleratorNeed,
@@ -658,6 +661,49 @@ async def test_what_another_server_has_written_is_held(
         ],
         "g2",
     )
+
+
+async def test_the_queue_has_another_mark_only_if_its_order_may_have_changed(store: Store) -> None:
+    """What nodes report changes no mark, so that nobody computes the order again because of it."""
+    job, marks = await submit(store, "j1", attempt=1, phase=JobPhase.RUNNING), list[object]()
+
+    async def is_new(now: datetime = NOW) -> bool:
+        marks.append(await store.queue.mark(now))
+        assert await store.queue.mark(now) == marks[-1]
+        return len(marks) > 1 and marks[-1] != marks[-2]
+
+    attempt = await begin(store, job, phase=AttemptPhase.RUNNING)
+    node = make_node(attempt)
+    await store.commit(AtomicWrite(nodes=[node]))
+    assert not await is_new()
+    told = replace(node, telemetry={"cpu_percent": 50.0}, last_seq=1, version=1)
+    charge, event = make_charge(attempt, 7), make_event(job, "a note")
+    await store.commit(AtomicWrite(nodes=[told], charges=[charge], events=[event]))
+    assert not await is_new()
+    await store.put_secret(SealedSecret(project="p", name="S", sealed=b"x", updated_at=NOW))
+    assert not await is_new()
+    waiting = await submit(store, "j2")
+    assert await is_new()
+    await store.commit(AtomicWrite(jobs=[replace(waiting, task=replace(waiting.task, priority=3))]))
+    assert await is_new()
+    await submit(store, "j3", not_before=after(60))
+    assert not await is_new()
+    assert not await is_new(after(59))
+    assert await is_new(after(60))  # without any write
+    await store.commit(AtomicWrite(attempts=[replace(attempt, phase=AttemptPhase.ENDED)]))
+    assert await is_new(after(60))
+    await store.put_policy("p", ProjectPolicy(share=2))
+    assert await is_new(after(60))
+    await store.add_project(Project(name="q", parent=None), adopt=False)
+    assert await is_new(after(60))
+    await store.queue.put_used({"p": ProjectUse(gpu_hours=1.5, held=2, at=NOW)})
+    assert await is_new(after(60))
+    part = ReservedPart("fake/h")
+    hour = {"begins_at": NOW, "ends_at": after(3600)}
+    await store.maintenance.add_reservation(
+        Reservation(name="r", project="p", parts=(part,), **hour)
+    )
+    assert await is_new(after(60))
 
 
 async def test_what_projects_hold_and_have_used(store: Store) -> None:
