@@ -5,6 +5,9 @@ users wait for their answers.
     python benchmarks/active_jobs.py [--jobs 10000] [--nodes 2000] [--every 15] [--seconds 120]
         [--url postgresql://…]
 
+The server tells agents for how long figures may wait, so of many nodes fewer reports arrive than
+the agents have figures; the CPU time for a node and minute compares servers.
+
 The nodes are those of a made-up cloud in the server. Their agents are processes of this benchmark
 (`reporting_agents.py`), which use the agent's own client over TLS: each agent has one connection
 for reports and one that waits for orders. Servers of other tools were tried with fewer jobs: dstack
@@ -266,6 +269,10 @@ def show(measured: Measured, arguments: argparse.Namespace) -> None:
         for what, figure in (
             ("reports a second", reports / measured.wall_s),
             ("server, CPU ms for a report, with all other work", measured.cpu_s / reports * 1000),
+            (
+                "server, CPU ms for a node and minute",
+                measured.cpu_s / measured.wall_s * 60_000 / arguments.nodes,
+            ),
             ("PostgreSQL, % of one core", measured.database_s / measured.wall_s * 100),
             ("all agents, % of one core", measured.agents_s / measured.wall_s * 100),
             ("report answered after, median, ms", statistics.median(waits) * 1000),

@@ -77,7 +77,8 @@ class ReportingAgent:
         self._loop.after(self._every_s, self._report)
 
     def _send(self) -> None:
-        self._told_at = self._told_at or time.monotonic()
+        if not self._outbox.holds:  # figures may wait for others, as the server has said
+            self._told_at = self._told_at or time.monotonic()
         self._link.pump()
 
     # what the client tells its agent

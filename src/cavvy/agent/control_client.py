@@ -328,6 +328,7 @@ class ControlPlaneClient:
 
     def _applied(self, fields: ConfigFields) -> None:
         taken = fields.read("taken", "int | None")
+        self._outbox.pause_s = fields.read("pause_s", "float | None") or 0.0
         self._outbox.acknowledge(fields.read("ack", "int"), taken or 0)
         self._went_on()
 

@@ -18,6 +18,9 @@ VOLATILE = (
     "progress",
     "telemetry",
 )  # while the server does not answer, only the newest message of each of these kinds is kept
+# messages that only tell figures, which may wait for others as long as the server permits
+FIGURES = (*VOLATILE, "minute", "points")
+MOST_HELD = 24  # figures of this many messages wait; the server takes up to 32 at once
 VOLATILE_S = 0.5  # minimum seconds between two messages of these kinds when nothing else is sent
 REWRITE_BYTES = 256 * 1024
 BATCH_CHARACTERS = 4 << 20  # after which no message is added to a batch: servers take 16 MiB
@@ -44,6 +47,9 @@ class MessageOutbox:
         self._path = path
         self._unsent: list[tuple[int, str]] = []  # unacknowledged
         self._taken = 0  # the server will store the messages up to this number soon
+        self._urgent = 0  # number of the last message that waits for no other
+        self._told_at = 0.0
+        self.pause_s = 0.0  # how long figures wait for others, as the server last said
         self._latest: dict[str, dict[str, Any]] = {}
         self._last = 0
         self._settled_at = 0.0
@@ -56,6 +62,7 @@ class MessageOutbox:
                 message["kind"] != "sent"
             ):  # a `sent` line only records the number of the last acknowledged message
                 self._unsent.append((message["seq"], line))
+        self._urgent = self._last
         self._file = open_private(path, os.O_APPEND)
         os.ftruncate(
             self._file, sum(len(line) + 1 for line in whole)
@@ -69,6 +76,16 @@ class MessageOutbox:
     def told(self) -> bool:
         """Whether the server has all messages, in its memory at least."""
         return not self._latest and (not self._unsent or self._unsent[-1][0] <= self._taken)
+
+    @property
+    def holds(self) -> bool:
+        """Whether all that the server does not have yet are figures that may wait."""
+        waiting = sum(number > self._taken for number, _ in self._unsent)
+        return (
+            time.monotonic() - self._told_at < self.pause_s
+            and self._urgent <= self._taken
+            and waiting < MOST_HELD
+        )
 
     @property
     def stored(self) -> bool:
@@ -104,7 +121,11 @@ class MessageOutbox:
             self._append(kind, fields)
 
     def batch(self, limit: int = 200) -> bytes:
-        """Return the next messages to send as a JSON list, or b"" if there are none."""
+        """Return the next messages to send as a JSON list, or b"" if there are none, or if all of
+        them may wait.
+        """
+        if self.holds:
+            return b""
         quiet = not self._unsent or self._unsent[-1][0] <= self._taken
         if quiet and self._latest and time.monotonic() - self._settled_at > VOLATILE_S:
             self.settle()
@@ -142,6 +163,7 @@ class MessageOutbox:
         more, such as after a crash.
         """
         self._taken = max(seq, taken)
+        self._told_at = time.monotonic()
         self._unsent = [(number, line) for number, line in self._unsent if number > seq]
         if not self._unsent and os.fstat(self._file).st_size > REWRITE_BYTES:
             os.ftruncate(self._file, 0)
@@ -149,6 +171,8 @@ class MessageOutbox:
 
     def _append(self, kind: str, fields: dict[str, object]) -> None:
         self._last += 1
+        if kind not in FIGURES:
+            self._urgent = self._last
         line = json.dumps(dict({"seq": self._last, "kind": kind}, **fields))
         self._unsent.append((self._last, line))
         self._write(line)

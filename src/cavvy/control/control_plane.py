@@ -506,6 +506,7 @@ class ControlPlane:
         Return the handler of the other servers' signals.
         """
         self.agents.memory.shares = True
+        self.agents.gathered.is_alone = lambda: len(share.servers) < 2
         self.agents.notify_others = lambda gang: share.send(SignalKind.GANG, gang)
         self.pool.tell_expired = lambda: share.send(SignalKind.MARKET)
         self.pool.tell_accounts = lambda: share.send(SignalKind.ACCOUNTS)

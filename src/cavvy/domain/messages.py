@@ -157,6 +157,7 @@ class MessagesStored:
     lease: timedelta
     taken: int | None = None
     every: timedelta | None = None  # the checkpoint interval, if Cavvy chooses it
+    pause: timedelta | None = None  # how long the agent's next figures may wait for others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import pytest
 from cavvy.agent.config import AgentConfig, BadConfig, ConfigFields, read_work
 from cavvy.agent.ends import judge
 from cavvy.agent.loop import EventLoop
-from cavvy.agent.outbox import MessageOutbox, file_time_text
+from cavvy.agent.outbox import MOST_HELD, MessageOutbox, file_time_text
 from cavvy.agent.wire import BackOff, LoopConnection, ServerAddress, parse_reply
 
 TIME = time.time
@@ -305,3 +305,45 @@ def test_outbox_asks_for_a_write_before_its_file_grows_without_end(tmp_path: Pat
     outbox.acknowledge(2)
     assert outbox.keeps
     assert path.stat().st_size < 1000
+
+
+def test_figures_wait_as_long_as_the_server_said_and_all_else_takes_them_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = [1000.0]
+    monkeypatch.setattr("cavvy.agent.outbox.time.monotonic", lambda: at[0])
+    outbox = MessageOutbox(str(tmp_path / "outbox"))
+
+    def send() -> list[str]:
+        """What is sent now, and answered by the server, which lets figures wait for 30 s."""
+        sent = [each["kind"] for each in json.loads(outbox.batch() or b"[]")]
+        if sent:
+            outbox.pause_s = 30.0
+            outbox.acknowledge(outbox._last)
+        return sent
+
+    outbox.put("running")
+    assert send() == ["running"]
+    at[0] += 10
+    outbox.put("telemetry", values={"gpu_percent": 1})
+    outbox.put("minute", figures={})
+    assert send() == []
+    assert outbox.holds
+    assert not outbox.told
+    at[0] += 5
+    outbox.put("notice", seconds=30.0)  # never waits, and nothing overtakes figures before it
+    assert send() == ["telemetry", "minute", "notice"]
+    outbox.put("telemetry", values={"gpu_percent": 2})
+    at[0] += 29
+    outbox.put("telemetry", values={"gpu_percent": 3})
+    assert send() == []
+    at[0] += 1
+    assert json.loads(outbox.batch())[0]["values"] == {"gpu_percent": 3}
+    assert send() == ["telemetry"]
+    for _ in range(MOST_HELD):
+        assert send() == []
+        outbox.put("points", series=[])
+    assert send() == ["points"] * MOST_HELD
+    outbox.put("points", series=[])
+    again = MessageOutbox(str(tmp_path / "outbox"))  # it does not know what the server said
+    assert [each["kind"] for each in json.loads(again.batch())][-1] == "points"

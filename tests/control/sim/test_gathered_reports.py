@@ -4,14 +4,20 @@ when the server or the agent ends in between, and no change is missed meanwhile.
 import asyncio
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from tests.contract.store_suite import make_attempt, make_job, make_node
 from tests.control.sim.test_control_services import HOST, ControlHarness, in_harness
 
 from cavvy.control.agents import gathered
+from cavvy.control.agents.pauses import find_pause
 from cavvy.control.agents.sessions import AgentDependencies, AgentSessions
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.jobs import AttemptOutcome, JobPhase, NodePhase, Order
 from cavvy.domain.messages import AgentMessage, ClaimLost, MessageKind, MessagesStored
+from cavvy.domain.services import SERVICE_TAG
+from cavvy.domain.tasks import JobLimits
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, JobReading, StoreUnusable
 
@@ -301,3 +307,40 @@ def test_few_agents_are_written_at_once_and_many_in_two_seconds() -> None:
         assert reports.pause.total_seconds() == pytest.approx(0.01), "the others report no more"
 
     in_harness(scenario)
+
+
+def test_figures_of_many_nodes_may_wait_unless_something_is_decided_by_them() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        rank = (await start(harness))[0]
+        reports = harness.control_plane.agents.gathered
+        assert (await rank.tell(gpu_percent=1)).pause is None
+        reports.agents = 1000
+        assert (await rank.tell(gpu_percent=1)).pause == timedelta(seconds=30)
+        rank.note(MessageKind.EVENT, name="note", text="applied at once")
+        answer = await rank.send()
+        assert isinstance(answer, MessagesStored)
+        assert answer.pause == timedelta(seconds=30)
+        reports.agents = 10_000
+        assert (await rank.tell(gpu_percent=1)).pause == timedelta(minutes=1)
+        reports.is_alone = lambda: False
+        assert (await rank.tell(gpu_percent=1)).pause == timedelta(seconds=10)
+
+    in_harness(scenario)
+
+
+def test_what_is_decided_by_figures() -> None:
+    def pause(limits: JobLimits | None = None, **task: Any) -> timedelta | None:
+        changed = replace(job.task, limits=limits or job.task.limits, **task)
+        return find_pause(replace(job, task=changed), node, 1000, alone=True)
+
+    job = make_job("j")
+    node = make_node(make_attempt(job), phase=NodePhase.RUNNING)
+    assert pause() == timedelta(seconds=30)
+    assert pause(JobLimits(duration=timedelta(hours=1))) == timedelta(seconds=30)
+    assert pause(JobLimits(stuck=timedelta(hours=1))) is None
+    assert pause(JobLimits(idle=timedelta(hours=1))) is None
+    assert pause(JobLimits(deadline_after=timedelta(hours=1))) is None
+    assert pause(elastic=NodeRange(least=1, most=4)) is None
+    assert pause(tags={SERVICE_TAG: "chat"}) is None
+    node = replace(node, phase=NodePhase.SETUP)
+    assert pause() is None

@@ -94,6 +94,8 @@ class MessagesAnswer(Answer, frozen=True, kw_only=True):
     taken: int | None = None
     lease_s: float
     every_s: float | None = None
+    # how long messages that only tell figures may wait before the next are sent
+    pause_s: float | None = None
 
 
 class LogAnswer(Answer, frozen=True, kw_only=True):
@@ -192,6 +194,7 @@ def _say_stored(answer: MessagesStored | ClaimLost) -> MessagesAnswer:
         taken=answer.taken,
         lease_s=answer.lease.total_seconds(),
         every_s=None if answer.every is None else answer.every.total_seconds(),
+        pause_s=None if answer.pause is None else answer.pause.total_seconds(),
     )
 
 

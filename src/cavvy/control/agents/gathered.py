@@ -12,9 +12,10 @@ a change on this server, after a signal of another server, and each time that fi
 are written, so a change whose signal was lost is noticed soon after the next report.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
+from cavvy.control.agents.pauses import PAUSE_MOST, find_pause
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord, Node, NodePhase
 from cavvy.domain.messages import AgentMessage, MessageKind
 from cavvy.domain.values import Struct, field
@@ -26,6 +27,7 @@ QUIET = frozenset(
 # How long what is known of a rank is used: longer than the time between two reports, since each
 # report causes the rows to be read again.
 _FRESH = timedelta(seconds=20)
+_FRESH_ALONE = PAUSE_MOST + timedelta(seconds=15)  # while no other server writes
 # Few agents are written at once, so that users see new figures immediately. With 200 agents or
 # more, two seconds of their reports are written together.
 _PAUSE_EACH = timedelta(milliseconds=10)
@@ -66,18 +68,23 @@ class GatheredReports:
         self._ranks: dict[str, dict[int, KnownRank]] = {}  # by gang
         self._gangs: dict[str, set[str]] = {}  # by job
         self._due: dict[tuple[str, int], KnownRank] = {}
-        self._waiting = 0
+        self._waiting = self.agents = 0
         # When a gang or a job was last changed, or the version of a node, by its key; the oldest
         # are dropped, and count as changed at `_floor`.
         self._touched: dict[object, int] = {}
         self._count = self._floor = 0
         # the write of gathered messages that is under way, whose changes are known
         self.writing: AtomicWrite | None = None
+        self.is_alone: Callable[[], bool] = lambda: True  # whether no other server writes
 
     @property
     def pause(self) -> timedelta:
         """How long messages wait for those of other agents."""
-        return min(_PAUSE_MOST, sum(map(len, self._ranks.values())) * _PAUSE_EACH)
+        return min(_PAUSE_MOST, self.agents * _PAUSE_EACH)
+
+    def find_pause(self, job: JobRecord, node: Node) -> timedelta | None:
+        """Return how long the next figures of the node may wait until they are reported."""
+        return find_pause(job, node, self.agents, alone=self.is_alone())
 
     @property
     def moment(self) -> int:
@@ -102,13 +109,14 @@ class GatheredReports:
         if known is None:
             known = KnownRank(attempt=attempt, job=job, node=node)
             self._ranks.setdefault(attempt.gang, {})[node.rank] = known
+            self.agents += 1
             self._gangs.setdefault(job.id, set()).add(attempt.gang)
         known.attempt, known.job = attempt, job
         self.stored(known, node)
         touched = [self._touched.get(each, self._floor) for each in (attempt.gang, job.id)]
         version = self._touched.get((attempt.id, node.rank), 0)
         if max(touched) <= moment and version <= node.version:
-            known.fresh_until = now + _FRESH
+            known.fresh_until = now + (_FRESH_ALONE if self.is_alone() else _FRESH)
 
     def take(
         self,
@@ -171,6 +179,7 @@ class GatheredReports:
         ranks = self._ranks.get(gang, {})
         if ranks.get(known.node.rank) is known:
             del ranks[known.node.rank]
+            self.agents -= 1
         if not ranks:
             self._ranks.pop(gang, None)
             gangs = self._gangs.get(known.job.id, set())
@@ -187,7 +196,7 @@ class GatheredReports:
 
     def forget_old(self, now: datetime) -> None:
         """Drop the ranks whose agents do not report here any more."""
-        old = now - 3 * _FRESH
+        old = now - 2 * _FRESH_ALONE
         for ranks in [*self._ranks.values()]:
             for known in [*ranks.values()]:
                 if known.fresh_until < old and not known.waiting:

@@ -611,7 +611,10 @@ class AgentSessions:
         self.gathered.learn(moment, attempt, job, node, self._clock.now())
         every = report.attempt.checkpoint_every
         return MessagesStored(
-            seq=report.node.last_seq, lease=self._lease(job, attempt), every=every
+            seq=report.node.last_seq,
+            lease=self._lease(job, attempt),
+            every=every,
+            pause=self.gathered.find_pause(job, node),
         )
 
     def _take(
@@ -637,6 +640,7 @@ class AgentSessions:
             taken=known.taken,
             lease=self._lease(known.job, known.attempt),
             every=known.attempt.checkpoint_every,
+            pause=self.gathered.find_pause(known.job, known.node),
         )
 
     async def _choose_values(self, job: JobRecord, now: datetime) -> JobRecord:
