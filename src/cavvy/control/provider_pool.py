@@ -289,7 +289,7 @@ class ProviderPool:
     def objections(self, task: TaskSpec, provider: str) -> Sequence[Objection]:
         """Return the reasons why this provider could not run the task even if all its capacity were
         free."""
-        return list_objections(task, self._provider(provider))
+        return list_objections(task, self._provider(provider), self.providers.values())
 
     def _not_launched(self, now: datetime) -> Mapping[str, _Placed]:
         """Return the gangs that were placed but whose launch the provider has not answered yet. A

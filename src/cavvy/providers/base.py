@@ -248,6 +248,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
         False  # True: it runs only interactive sessions, such as `cavvy dev` makes
     )
     only_services: bool = False  # True: it runs only replicas of services, as `cavvy serve` starts
+    # True: a named volume that does not exist here is made, even if the task states no size
+    makes_volumes: bool = False
     keeps_topology: bool = False  # True: it starts the nodes as `GangSpec.topology` requires
     # True: `GangSeen.cancelled` shows whether a person cancelled a gang. The control plane waits
     # for this value before it replaces a reclaimed gang.

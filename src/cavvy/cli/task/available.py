@@ -9,7 +9,7 @@ from shlex import quote
 
 from cavvy.catalog.fit import OfferMatches, names_instance
 from cavvy.cli.reach.providers import load_settings
-from cavvy.cli.task.market import LiveMarket, ProviderAnswer, ask_market
+from cavvy.cli.task.market import LiveMarket, ask_market
 from cavvy.cli.task.unknown import unknown_names
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.domain.offers import Offer, Purchase, Readiness, list_sellers
@@ -34,7 +34,6 @@ from cavvy.planner.rank import plan
 from cavvy.planner.shortlist import shorten
 from cavvy.planner.transfers import group_places
 from cavvy.providers import registry
-from cavvy.providers.base import Provider
 from cavvy.providers.objections import list_objections
 from cavvy.scheduler.packing import HostIndex
 from cavvy.store.snapshot import CatalogSnapshot
@@ -165,8 +164,8 @@ class _LiveOffers(Struct):
 
 def _sort_offers(task: TaskSpec, market: LiveMarket) -> _LiveOffers:
     live, found = _LiveOffers(), market.match(task.resources)
-    for name, answer in market.answers.items():
-        _add(live, task, market.providers[name], answer, found[name])
+    for name in market.answers:
+        _add(live, task, market, name, found[name])
     doubted = [
         offer.key
         for offer in live.fitting
@@ -182,24 +181,20 @@ def _sort_offers(task: TaskSpec, market: LiveMarket) -> _LiveOffers:
 
 
 def _add(
-    live: _LiveOffers,
-    task: TaskSpec,
-    provider: Provider,
-    answer: ProviderAnswer,
-    matches: OfferMatches,
+    live: _LiveOffers, task: TaskSpec, market: LiveMarket, name: str, matches: OfferMatches
 ) -> None:
     """Add a provider's offers to `live`, as fitting offers or as offers that the provider
     refuses.
     """
+    answer = market.answers[name]
     # A larger offer of a shared host contains the same devices, so it is counted neither as fitting
     # nor as rejected.
-    name = provider.manifest.name
     wanted = shared_hosts.smallest_shares(task, matches.offers, answer.hosts)
     spare = matches.matched - len(wanted)
     live.matches.append(
         replace(matches, offers=wanted, matched=len(wanted), total=matches.total - spare)
     )
-    if reasons := list_objections(task, provider):
+    if reasons := list_objections(task, market.providers[name], market.providers.values()):
         live.refused += [_reject(name, reasons[0], len(wanted))] if wanted else []
         return
     if shared := [why for offer in wanted if (why := shared_hosts.object_to_share(task, offer))]:
@@ -220,7 +215,7 @@ def _add(
         for offer in wanted
         if not offer.shared or shared_hosts.fits_empty(task, offer, answer.hosts)
     ]
-    _add_fitting(live, task, name, large, answer)
+    _add_fitting(live, task, name, large, market)
     if small := len(wanted) - len(large):
         reason = (
             f"{name}: not enough free capacity for {task.nodes} of these nodes at the same time"
@@ -229,18 +224,19 @@ def _add(
 
 
 def _add_fitting(
-    live: _LiveOffers, task: TaskSpec, name: str, offers: Sequence[Offer], answer: ProviderAnswer
+    live: _LiveOffers, task: TaskSpec, name: str, offers: Sequence[Offer], market: LiveMarket
 ) -> None:
     """Add each offer to the fitting or to the rejected offers. An offer fits if the quotas allow
     the offer, its nodes can reach the task's volumes, the number of hosts matches the number of
     nodes, and the task states the options that the offer requires.
     """
-    blind = {name} if answer.blind else ()
+    blind = {name} if market.answers[name].blind else ()
+    volumes = [each for answer in market.answers.values() for each in answer.volumes]
     rejected = {
         offer.key: objection
         for offer in offers
         if (
-            objection := explain_misplaced(task, offer, answer.volumes, blind)
+            objection := explain_misplaced(task, offer, volumes, blind)
             or explain_unsuitable(task, offer)
         )
     }

@@ -43,6 +43,7 @@ MANIFEST = Manifest(
         CLOSEABLE,
     ),
     shares_files=True,
+    makes_volumes=True,
     visibility_delay=timedelta(0),
     docs="docs/guides/this-machine.md",
     settings=(

@@ -7,10 +7,18 @@ from typing import Any
 import pytest
 
 from cavvy.cli.task.unknown import misspelt_options
-from cavvy.domain.tasks import Objection, ProviderOptions, ResourceSpec, TaskSpec, TopologyNeed
+from cavvy.domain.tasks import (
+    Objection,
+    ProviderOptions,
+    ResourceSpec,
+    TaskSpec,
+    TopologyNeed,
+    Volume,
+    VolumeKind,
+)
 from cavvy.domain.values import replace
-from cavvy.providers.abilities import CHECKS_TASKS
-from cavvy.providers.base import Manifest
+from cavvy.providers.abilities import CHECKS_TASKS, HOLDS_VOLUMES
+from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.ecs import MANIFEST as ECS
 from cavvy.providers.objections import list_objections
 from cavvy.spec import SpecError
@@ -33,6 +41,27 @@ def test_an_unknown_option_is_an_objection_of_its_provider_only() -> None:
     )
     assert read_options(task.resources, "aws") == {"image": "ami-1", "colour": "red"}
     assert read_options(task.resources, "local") == {}
+
+
+def test_a_volume_is_not_made_anew_where_another_provider_may_have_it() -> None:
+    here: Any = SimpleNamespace(manifest=Manifest(name="here", title="Here", docs="x"))
+    here.manifest = replace(here.manifest, makes_volumes=True)
+    cluster: Any = SimpleNamespace(manifest=Manifest(name="k8s", title="Clusters", docs="x"))
+    without = replace(cluster.manifest, unsupported={Feature.VOLUMES: "none"})
+    plain: Any = SimpleNamespace(manifest=without)
+    lists: Any = SimpleNamespace(manifest=replace(cluster.manifest, abilities=(HOLDS_VOLUMES,)))
+    lists.volumes = None
+    volume = Volume(kind=VolumeKind.NAMED, source="models", path="/m")
+    task = TaskSpec(name="a", run="x", volumes=(volume,))
+    (found,) = list_objections(task, here, [here, plain, cluster])
+    assert found.field == "volumes"
+    assert found.reason.startswith("models may be a volume of Clusters; for a new one here, name")
+    assert list_objections(task, cluster, [here, cluster]) == []
+    assert list_objections(task, here, [here, plain, lists]) == []
+    named = replace(task, resources=ResourceSpec(providers=("here",)))
+    assert list_objections(named, here, [here, cluster]) == []
+    for other in (replace(volume, size_gib=9), replace(volume, keep=False)):
+        assert list_objections(replace(task, volumes=(other,)), here, [here, cluster]) == []
 
 
 def test_a_required_topology_is_refused_where_nodes_cannot_be_told_apart() -> None:
