@@ -5,7 +5,7 @@ started.
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from math import inf
 
@@ -16,28 +16,36 @@ from cavvy.store.sql import ProjectJobs, Store
 # upper bounds in seconds: from a warm machine to a day in a queue
 _BOUNDS_S = (1, 5, 15, 30, 60, 120, 300, 600, 1800, 3600, 6 * 3600, 24 * 3600, inf)
 _KNOWN_MAX = 20_000  # attempts whose last phase is remembered
-# How long the count of ended jobs is used again, for each of them: to count one takes about 1 us.
+# While other servers may change jobs, how long the count of ended jobs is used again, for each of
+# them: to count one takes about 1 us.
 FRESH = timedelta(microseconds=100)
+# The same while there is no other server, if the answer to a write was lost.
+_FRESH_ALONE = timedelta(hours=1)
 _LIVE = frozenset(JobPhase) - JOB_ENDS
 _STARTED = frozenset({AttemptPhase.RUNNING, AttemptPhase.ENDING, AttemptPhase.KEPT})
 
 
 class JobCounts:
-    """Counts the jobs of all projects by phase. Those that have ended may be a million, so they are
-    counted only so often that a small part of a core suffices."""
+    """Counts the jobs of all projects by phase. Those that have ended may be a million. Without
+    other servers, only parts of them are counted again in which jobs have changed, and with other
+    servers, all of them, but only so often that a small part of a core suffices."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._ended: Sequence[ProjectJobs] = ()
+    def __init__(self, store: Store, is_alone: Callable[[], bool] = lambda: True) -> None:
+        self._store, self._is_alone = store, is_alone
+        self._total = 0
         self._at = datetime.min.replace(tzinfo=UTC)
 
     async def count(self, now: datetime) -> Sequence[ProjectJobs]:
-        """Return the number of jobs of each project and phase that has any, sorted. The numbers of
-        many ended jobs may be a moment old."""
-        if now - self._at >= sum(each.jobs for each in self._ended) * FRESH:
-            self._ended = await self._store.count_by_project(JOB_ENDS)
+        """Return the number of jobs of each project and phase that has any, sorted. While there are
+        several servers, the numbers of many ended jobs may be a moment old."""
+        fresh = _FRESH_ALONE if self._is_alone() else self._total * FRESH
+        if now - self._at >= fresh:
+            self._store.ended_jobs.start_over()
             self._at = now
-        return sorted([*self._ended, *await self._store.count_by_project(_LIVE)])
+        ended = await self._store.ended_jobs.count()
+        self._total = sum(ended.values())
+        found = [ProjectJobs(*place, jobs, None) for place, jobs in ended.items()]
+        return sorted([*found, *await self._store.count_by_project(_LIVE)])
 
 
 class Durations:

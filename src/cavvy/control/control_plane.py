@@ -161,7 +161,7 @@ class ControlPlane:
         self.budgets, self._webhooks = self._make_reporters(dependencies.post)
         self.fair_queue = FairQueue(store, dependencies.half_life, dependencies.min_run)
         self.start_estimator = StartEstimator(store, self.pool, self.fair_queue)
-        self.job_counts = JobCounts(store)
+        self.job_counts = JobCounts(store, lambda: self.agents.gathered.is_alone())
         self._queue = self._make_queue()
         self._jobs = self._make_reconciler()
         self.garbage_collector = GarbageCollector(store, self.pool, clock, self.uploads)

@@ -57,6 +57,7 @@ from cavvy.store.drivers import (
     make_driver,
     translating,
 )
+from cavvy.store.ended_jobs import EndedJobs
 from cavvy.store.figures import SqlFigures
 from cavvy.store.held import HeldReader
 from cavvy.store.job_search import (
@@ -140,12 +141,13 @@ def _new_id() -> str:
 
 
 class ProjectJobs(NamedTuple):
-    """How many jobs of a project are in a phase, and when the oldest was submitted."""
+    """How many jobs of a project are in a phase, and when the oldest was submitted; None if they
+    have ended."""
 
     project: str
     phase: JobPhase
     jobs: int
-    since: datetime
+    since: datetime | None
 
 
 class Store:
@@ -170,6 +172,7 @@ class Store:
         self._readers: StoreWorkers | None = None
         self._writers: StoreWorkers | None = None
         self._held = HeldReader()
+        self.ended_jobs = EndedJobs(self._read)
         database = self._read, self._write
         self.sign_ins, self.budgets = SqlSignIns(*database), SqlBudgets(*database)
         self.meters = SqlMeters(*database)
@@ -325,6 +328,7 @@ class Store:
             lambda session: write_changes(session, changes, self._documents)
         )
         self._held.note(changes)
+        self.ended_jobs.note(job.id for job in changes.jobs)
         for row in written:
             if row.documents:
                 self._documents.keep(row.job.id, row.job.version, row.job.task, row.job.origin)
@@ -711,6 +715,7 @@ class Store:
                 remove_job(session, job)
 
         await self._write(remove)
+        self.ended_jobs.note(job.id for job in jobs)
 
     # Checkpoints
 

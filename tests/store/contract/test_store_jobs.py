@@ -1,6 +1,7 @@
 """Jobs and what hangs on them, in every store."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from math import inf, nan
 from typing import Any
@@ -38,6 +39,7 @@ from cavvy.domain.tasks import (
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
+from cavvy.store import ended_jobs
 from cavvy.store.base import (
     PER_MACHINE,
     AtomicWrite,
@@ -48,6 +50,8 @@ from cavvy.store.base import (
     SealedSecret,
     StaleVersion,
 )
+from cavvy.store.drivers import DatabaseSession
+from cavvy.store.ended_jobs import EndedJobs
 from cavvy.store.held import HeldReader
 from cavvy.store.job_search import JobOrder, JobSearch
 from cavvy.store.queue import AGEING, _read_use
@@ -704,6 +708,51 @@ async def test_the_queue_has_another_mark_only_if_its_order_may_have_changed(sto
         Reservation(name="r", project="p", parts=(part,), **hour)
     )
     assert await is_new(after(60))
+
+
+async def test_ended_jobs_are_counted_in_parts(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part in which nothing has changed is not read again, and all counts stay right."""
+    monkeypatch.setattr("cavvy.store.ended_jobs.PART", 4)
+    spans: list[Sequence[object]] = []
+    real = ended_jobs._count
+
+    def count(session: DatabaseSession, after: str, last: str) -> ended_jobs.Counts:
+        spans.append((after, last))
+        return real(session, after, last)
+
+    monkeypatch.setattr(ended_jobs, "_count", count)
+    done, failed = ("p", JobPhase.DONE), ("p", JobPhase.FAILED)
+
+    async def counted(*read: tuple[str, str]) -> dict[object, int]:
+        spans.clear()
+        found = await store.ended_jobs.count()
+        assert spans == [*read]
+        assert found == await EndedJobs(store._read).count()  # as after a start of the server
+        return dict(found)
+
+    async def end(job_id: str, phase: JobPhase) -> None:
+        await store.commit(AtomicWrite(jobs=[replace(await store.job(job_id), phase=phase)]))
+
+    assert await counted() == {}
+    for number in range(10):
+        phase = JobPhase.DONE if number % 2 else JobPhase.QUEUED
+        await submit(store, f"j{number}", phase=phase, user="ann")
+    await submit(store, "q", project="q", phase=JobPhase.STOPPED)
+    rest, first, second = ("j7", "q"), ("", "j3"), ("j3", "j7")
+    assert await counted(first, second, rest) == {done: 5, ("q", JobPhase.STOPPED): 1}
+    assert await counted(rest) == {done: 5, ("q", JobPhase.STOPPED): 1}
+    await end("j4", JobPhase.FAILED)
+    assert await counted(second, rest) == {done: 5, failed: 1, ("q", JobPhase.STOPPED): 1}
+    await end("j4", JobPhase.QUEUED)  # it is retried
+    await store.remove_job(await store.job("j1"))
+    await end("j8", JobPhase.DONE)
+    assert await counted(first, second, rest) == {done: 5, ("q", JobPhase.STOPPED): 1}
+    await store.remove_job(await store.job("q"))
+    assert await counted(rest) == {done: 5}
+    store.ended_jobs.start_over()
+    assert await counted(first, second, rest) == {done: 5}
 
 
 async def test_what_projects_hold_and_have_used(store: Store) -> None:

@@ -26,6 +26,7 @@ from tests.contract.store_suite import (
     store_url,
     submit,
 )
+from tests.store.ended_rows import copy_ended, weigh
 
 from cavvy import settings
 from cavvy.domain.jobs import JobPhase
@@ -40,6 +41,7 @@ from cavvy.store.base import (
     StoreUnusable,
 )
 from cavvy.store.drivers import DatabaseSession, choose_journal, make_driver
+from cavvy.store.ended_jobs import PART
 from cavvy.store.open import open_store
 from cavvy.store.sql import Store
 
@@ -444,6 +446,42 @@ async def test_listings_walk_an_index(store: Store, monkeypatch: pytest.MonkeyPa
         # these sort the rows that they return, or add up those of one project
         elif not any(each in sql for each in ("UNION", "FROM charges", "FROM ledger", "size")):
             assert "TEMP B-TREE" not in plan, f"{sql}\n{plan}"
+
+
+async def test_a_later_count_of_ended_jobs_reads_as_much_of_many_as_of_few(
+    path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, tuple[object, ...]]] = []
+    run = DatabaseSession.run
+
+    def noted(session: DatabaseSession, sql: str, values: "tuple[object, ...]" = ()) -> object:
+        asked.append((sql, tuple(values)))
+        return run(session, sql, values)
+
+    async def grow(first: int, last: int) -> tuple[int, int]:
+        """Let so many jobs be there, count them, end one more, and count again. Return what was
+        counted, and how many steps the second time took."""
+        with closing(sqlite3.connect(path, timeout=60)) as database:
+            with database:
+                copy_ended(database, "SELECT id FROM jobs WHERE id = 'a'", first, last)
+            store.ended_jobs.start_over()
+            await store.ended_jobs.count()
+            job = await store.job("late")
+            phase = JobPhase.QUEUED if job.phase is JobPhase.DONE else JobPhase.DONE
+            await store.commit(AtomicWrite(jobs=[replace(job, phase=phase)]))
+            monkeypatch.setattr(DatabaseSession, "run", noted)
+            found = await store.ended_jobs.count()
+            monkeypatch.undo()
+            steps = sum(weigh(database, sql, values)[1] for sql, values in asked)
+            asked.clear()
+        return sum(found.values()), steps
+
+    await submit(store, "a", phase=JobPhase.DONE)
+    await submit(store, "late", name="late")
+    few, first = await grow(1, 2 * PART + 9)
+    many, then = await grow(2 * PART + 10, 24 * PART + 9)
+    assert (few, many) == (2 * PART + 11, 24 * PART + 10)
+    assert abs(then - first) <= 20 + first // 10
 
 
 def test_opening_imports_little(path: Path) -> None:

@@ -86,7 +86,7 @@ async def _add_jobs(figures: Figures, app_state: AppState, projects: ProjectFilt
             project=count.project,
             phase=count.phase,
         )
-        if count.phase is JobPhase.QUEUED:
+        if count.phase is JobPhase.QUEUED and count.since is not None:
             figures.add(
                 "cavvy_queue_oldest_seconds",
                 "For how long the oldest waiting job has waited.",
