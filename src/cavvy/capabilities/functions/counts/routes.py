@@ -4,6 +4,8 @@ users read it.
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import chain
 from math import ceil
 from typing import Annotated, NamedTuple
 
@@ -25,6 +27,7 @@ from cavvy.capabilities.functions.counts.rows import (
     AppCounts,
     AppKey,
     StepCounts,
+    read_times,
 )
 from cavvy.capabilities.functions.counts.wire import (
     MOST_REPORT,
@@ -54,6 +57,7 @@ _MOST_STEPS, _LEAST_STEPS = 72, 10  # of the period of figures
 _MOST_HOURS = 744.0
 _NOTHING = AppCounts(0, 0, 0)
 _SHARES = (0.5, 0.99)
+_BLOCK = 12  # steps that are added up at once
 
 
 @agent_router.post("/report", rule=GANG, ask=CountsAsk)
@@ -220,17 +224,15 @@ def _measure(
     """Return the figures of a function."""
     told = (each.gauges[function] for each in running if function in each.gauges)
     waits, runs, runs_kept = _sum_gauges(told)
-    ran: list[dict[int, int]] = [{} for _ in range(grid.steps)]
-    took: list[dict[int, int]] = [{} for _ in range(grid.steps)]
-    whole: dict[int, int] = {}
+    rows: list[list[str]] = [[] for _ in range(grid.steps)]
     for each in steps:
-        at = grid.find(each.begin_s)
-        for sums, times in ((ran[at], each.times.ran), (took[at], each.times.took)):
-            add_times(sums, times)
-    for sums in ran:
-        for bucket, count in sums.items():
+        rows[grid.find(each.begin_s)].append(each.times)
+    times = [_add_up(tuple(texts)) for texts in rows]
+    whole: dict[int, int] = {}
+    for first in range(0, grid.steps, _BLOCK):
+        block = _add_up(tuple(chain.from_iterable(rows[first : first + _BLOCK])))
+        for bucket, count in block.counts.items():
             whole[bucket] = whole.get(bucket, 0) + count
-    ran_times, took_times = ([find_times(each, _SHARES) for each in sums] for sums in (ran, took))
     half, most = find_times(whole, _SHARES)
     return FunctionFigures(
         name=function,
@@ -239,11 +241,31 @@ def _measure(
         done=sum(each.done for each in steps) + kept.done,
         failed=sum(each.failed for each in steps) + kept.failed,
         ran=(half, most),
-        ran_p50=[each[0] for each in ran_times],
-        ran_p99=[each[1] for each in ran_times],
-        took_p50=[each[0] for each in took_times],
-        took_p99=[each[1] for each in took_times],
+        ran_p50=[each.ran[0] for each in times],
+        ran_p99=[each.ran[1] for each in times],
+        took_p50=[each.took[0] for each in times],
+        took_p99=[each.took[1] for each in times],
     )
+
+
+class _StepTimes(NamedTuple):
+    """The times of the calls of a step: those that the half and 99 of 100 did not exceed, and how
+    many ran for the time of each bucket."""
+
+    ran: Sequence[float | None]
+    took: Sequence[float | None]
+    counts: Mapping[int, int]
+
+
+@lru_cache(maxsize=2048)  # only the newest steps of a page change from one look to the next
+def _add_up(texts: Sequence[str]) -> _StepTimes:
+    """Return the times of the rows of a step, or of several."""
+    ran: dict[int, int] = {}
+    took: dict[int, int] = {}
+    for times in map(read_times, texts):
+        add_times(ran, times.ran)
+        add_times(took, times.took)
+    return _StepTimes(find_times(ran, _SHARES), find_times(took, _SHARES), ran)
 
 
 def add_times(sums: dict[int, int], times: Sequence[int]) -> None:

@@ -64,13 +64,13 @@ class CountRow(Struct, frozen=True, kw_only=True):
 
 
 class StepCounts(NamedTuple):
-    """A row as it is shown."""
+    """A row as it is shown. `read_times` reads its times."""
 
     function: str
     begin_s: int
     done: int
     failed: int
-    times: CallTimes
+    times: str
 
 
 _GAUGES = RowCodec(GaugeRow, "function_gauges", key=("project", "app", "job"))
@@ -198,7 +198,7 @@ class CountRows:
             lambda session: session.run(f"{sql} AND step = ? AND begin_s >= ?", values).fetchall()
         )
         return [
-            StepCounts(str(row[0]), int(row[1]), int(row[2]), int(row[3]), _read_times(row[4]))
+            StepCounts(str(row[0]), int(row[1]), int(row[2]), int(row[3]), str(row[4]))
             for row in rows
         ]
 
@@ -279,7 +279,7 @@ def _put_minute(
     new = CallTimes(_flatten(told.ran), _flatten(told.took))
     row = session.run(_ONE, (*of, MINUTE, told.minute, job)).fetchone()
     old = _COUNTS.make(row) if row is not None else None
-    before = _read_times(old.times) if old else CallTimes()
+    before = read_times(old.times) if old else CallTimes()
     done, failed = (old.done, old.failed) if old else (0, 0)
     calls = encode(told.recent).decode()
     _put_row(session, of, (MINUTE, told.minute, job), (told.done, told.failed), new, calls)
@@ -291,7 +291,7 @@ def _put_minute(
             (sums.done if sums else 0) + told.done - done,
             (sums.failed if sums else 0) + told.failed - failed,
         )
-        whole = _read_times(sums.times) if sums else CallTimes()
+        whole = read_times(sums.times) if sums else CallTimes()
         times = CallTimes(*(_move(*each) for each in zip(whole, before, new, strict=True)))
         _put_row(session, of, key, counted, times, "[]")
 
@@ -332,5 +332,6 @@ def _flatten(buckets: Mapping[str, int]) -> Sequence[int]:
     return [each for bucket, count in buckets.items() for each in (int(bucket), count)]
 
 
-def _read_times(text: str) -> CallTimes:
+def read_times(text: str) -> CallTimes:
+    """Return the times that a row has as JSON."""
     return CallTimes(*decode(text))
