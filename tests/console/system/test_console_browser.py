@@ -7,6 +7,7 @@ import re
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -186,6 +187,30 @@ def test_parts_become_what_the_server_sent(tab: Tab, site: str, before: str, aft
     rows = json.dumps([[key, f"old {key}"] for key in before])
     fresh = json.dumps([[key, f"new {number}"] for number, key in enumerate(after)])
     assert tab.evaluate(f"({UPDATE})({rows}, {fresh})")
+
+
+AXIS = """{
+  const places = [0, 12.5, 25, 37.5, 50, 62.5, 75, 87.5, 100];
+  const anchor = (at) => (at < 3 ? "start" : at > 97 ? "end" : "middle");
+  const marks = places.map((at) => `<text class="mark" x="${at}%" y="20" text-anchor="${anchor(at)}">04:12 AM</text>`);
+  content.innerHTML = `<figure class="chart"><div class="plot"><svg width="100%" height="30" role="img">${marks.join("")}</svg></div></figure>`;
+  thinMarks();
+}"""
+SEEN = """[...document.querySelectorAll(".mark")].filter((each) => getComputedStyle(each).visibility === "visible").map((each) => {
+  const { left, right } = each.getBoundingClientRect();
+  return [left, right];
+})"""
+
+
+def test_no_label_of_an_axis_lies_over_another(tab: Tab, site: str) -> None:
+    tab.open(f"{site}/jobs")
+    for width, least in ((360, 3), (1280, 9)):
+        tab.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=False)  # fmt: skip
+        tab.evaluate(AXIS)
+        seen = tab.evaluate(SEEN)
+        assert len(seen) >= least, width
+        assert all(before[1] < after[0] for before, after in pairwise(seen))
+        assert seen[-1][1] == max(each[1] for each in tab.evaluate(SEEN)), "the last one stays"
 
 
 def test_every_page_fits_the_window(tab: Tab, site: str, client: Client) -> None:

@@ -14,7 +14,7 @@ from cavvy.capabilities.curves.data import Axis, charts_of, make_clock
 from cavvy.capabilities.curves.drawing import draw
 from cavvy.capabilities.curves.order import prominence
 from cavvy.capabilities.curves.wire import Curve, CurveNames, Gap, JobCurves
-from cavvy.client import wire
+from cavvy.client import ApiError, wire
 from cavvy.client.array_wire import ArrayDetail, ArrayMemberView
 
 PATH = "/jobs/default/train"
@@ -267,3 +267,38 @@ def test_losses_come_before_results_before_settings() -> None:
     names = ["lr", "val_acc", "tokens", "train_loss", "grad_norm"]
     expected = ["train_loss", "val_acc", "tokens", "grad_norm", "lr"]
     assert sorted(names, key=prominence) == expected
+
+
+def test_the_marks_of_runs_are_told_if_they_are_asked_for() -> None:
+    """Each has the name of its line; those of a job that is gone are left out."""
+    first = datetime.fromtimestamp(1_700_000_000, tz=UTC)
+    lost = structs.replace(
+        attempt(), outcome="preempted", ended_at=first + timedelta(seconds=2), checkpoint_at=None
+    )
+    saved = structs.replace(attempt(), ended_at=None, checkpoint_at=first + timedelta(seconds=1))
+    jobs = {
+        "a": detail(name="fit.0", id="a", attempts=[lost]),
+        "b": detail(name="fit.1", id="b", attempts=[saved]),
+    }
+    late = structs.replace(curve("loss", 3, 2, 1), job="fit.1", steps=[0.0, 10.0, 20.0])
+    answers: dict[str, Any] = {
+        "/v1/projects/default/curves": JobCurves(
+            curves=[structs.replace(curve("loss", 3, 2, 1), job="fit.0"), late]
+        ),
+        f"{API}gone": ApiError("job-not-found", "no such job", status=404),
+    }
+    for key, job in jobs.items():
+        answers[f"{API}{key}"] = job
+        answers[f"{API}{key}/events"] = wire.EventPage(events=[], last=0, over=False)
+    client = CannedClient(answers)
+    path = "/groups/default/fits/curves?curve=loss&job=a&job=b&job=gone"
+    browser = sign_in(client)
+    assert browser.get(path).json()["marks"] is None
+    assert not any("/events" in each for each in client.asked)
+    marks = browser.get(f"{path}&marks=true").json()["marks"]
+    assert marks == [
+        {"x": 2, "text": "attempt 1 preempted", "line": "fit.0"},
+        {"x": 10, "text": "checkpoint", "line": "fit.1"},
+    ]
+    by_time = browser.get(f"{path}&marks=true&by=time").json()["marks"]
+    assert [each["x"] for each in by_time] == [2, 1], "each line begins at zero"

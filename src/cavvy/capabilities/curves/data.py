@@ -28,7 +28,7 @@ from cavvy.client import ApiClient
 from cavvy.client.paths import job_path
 from cavvy.client.wire import AttemptView, EventView, JobDetail
 from cavvy.console.pages.job import read_newest_events
-from cavvy.console.pages.page import UNFINISHED, memory_of
+from cavvy.console.pages.page import UNFINISHED, memory_of, try_part
 
 POINTS = 800  # of a curve; a chart has about so many pixels, and more on a dense screen
 _POINTS_OF_MANY = 300  # if a chart has a line for each of several jobs
@@ -44,6 +44,8 @@ _ENDED_KEPT_S = 15.0  # of a job that has ended, which changes only if it is que
 _DIGITS = 6
 _MARKED = ("checkpoint", "straggler")  # kinds of events
 _MOST_MARKS = 60
+_MOST_MARKED = 12  # runs of a comparison whose marks are shown
+_MARKS_KEPT_S = 15.0  # of several runs
 
 
 class CostClock(NamedTuple):
@@ -149,8 +151,10 @@ def make_group_data(client: ApiClient, request: Request, now: datetime) -> bytes
     """Return the data of charts of several jobs as JSON. Raises ApiError, HTTPException."""
     project, asked = request.path_params["project"], request.query_params
     names, jobs = asked.getlist("curve")[:_MOST_CURVES], asked.getlist("job")[:MOST_JOBS]
-    live = asked.get("live") == "true"
-    return read_group_data(client, request, project, jobs, names=names, live=live).encode()
+    live, is_marked = asked.get("live") == "true", asked.get("marks") == "true"
+    return read_group_data(
+        client, request, project, jobs, names=names, live=live, is_marked=is_marked
+    ).encode()
 
 
 def read_group_data(
@@ -161,26 +165,74 @@ def read_group_data(
     *,
     names: Sequence[str],
     live: bool,
+    is_marked: bool = False,
 ) -> str:
     """Return what the script of a page of several jobs draws, as JSON, of the axis that the address
-    names. Raises ApiError, HTTPException."""
+    names. Only with `is_marked`, it has the marks of the first jobs, which take two requests for
+    each. Raises ApiError, HTTPException."""
     asked = request.query_params
     by = "time" if asked.get("by") in ("time", "cost") else "step"
     window = Window(by, _read_number(asked.get("from")), _read_number(asked.get("to")))
     if by == "time":  # of each job since its begin: the script cuts what it shows
         window = WHOLE
     points = _POINTS_OF_MANY if len(jobs) <= _MANY else _POINTS_OF_MOST
-    key = ("curve-group", project, by, live, *window, *names, "", *jobs)
+    key = ("curve-group", project, by, live, is_marked, *window, *names, "", *jobs)
 
     def make() -> str:
         found = read_curves_of_jobs(
             client, project, jobs, names=names, points=points, window=window
         ).curves
         axis = Axis(by, 0.0, CostClock([0.0], [0.0], [0.0]), (None, None))
-        answer = {"names": [], "charts": charts_of(found, axis), "marks": [], "live": live}
+        marks = None
+        if is_marked:
+            marks = _read_marks(client, request, project, jobs[:_MOST_MARKED], found, by)
+        answer = {"names": [], "charts": charts_of(found, axis), "marks": marks, "live": live}
         return encode(answer).decode()
 
     return memory_of(request).recall(key, make, _KEPT_S)
+
+
+def _read_marks(
+    client: ApiClient,
+    request: Request,
+    project: str,
+    jobs: Sequence[str],
+    found: Collection[Curve],
+    by: str,
+) -> list[dict[str, Any]]:
+    """Return the marks of several jobs, each with the name of its line. They may be some seconds
+    old. Jobs that are gone have none."""
+    memory, marks = memory_of(request), []
+
+    def read(name: str) -> tuple[JobDetail, Sequence[EventView]]:
+        job = client.ask(job_path(project, name), JobDetail)
+        return job, read_newest_events(client, memory, project, job.id)
+
+    for name in dict.fromkeys(jobs):
+        key = ("curve-marks", project, name)
+        told = try_part(partial(memory.recall, key, partial(read, name), _MARKS_KEPT_S)).value
+        if told is not None:
+            job, events = told
+            own = [each for each in found if each.job == job.name]
+            most = max(1, _MOST_MARKS // len(jobs))
+            marks += [
+                {**each, "line": job.name}
+                for each in _marks_of(job, events, _AxisOfRun(by, own), own, most)
+            ]
+    return marks
+
+
+class _AxisOfRun:
+    """The axis of a run among others: the times of each of its attempts begin at zero."""
+
+    def __init__(self, by: str, curves: Collection[Curve]) -> None:
+        self.by = by
+        self._begins = sorted(each.times_ms[0] for each in curves if each.times_ms)
+
+    def place(self, time_ms: float) -> float | None:
+        """Return where a time lies, or None if it is before the first point."""
+        at = bisect_right(self._begins, time_ms) - 1
+        return None if at < 0 else (time_ms - self._begins[at]) / 1000
 
 
 def list_events(client: ApiClient, request: Request, job: JobDetail) -> Sequence[EventView]:
@@ -353,16 +405,21 @@ def make_clock(attempts: Sequence[AttemptView], now: datetime) -> CostClock:
 
 
 def _marks_of(
-    job: JobDetail, events: Sequence[EventView], axis: Axis, found: Collection[Curve]
+    job: JobDetail,
+    events: Sequence[EventView],
+    axis: Axis | _AxisOfRun,
+    found: Collection[Curve],
+    most: int = _MOST_MARKS,
 ) -> list[dict[str, Any]]:
-    """Return where attempts ended, checkpoints were saved and stragglers were found."""
+    """Return where attempts ended, checkpoints were saved and stragglers were found, of the last
+    two at most as many as `most`."""
     told = sorted((each.at, each.kind) for each in events if each.kind in _MARKED)
     moments = [
         (each.ended_at, f"attempt {each.number} {each.outcome or 'ended'}")
         for each in job.attempts
         if each.ended_at and each.outcome != "succeeded"
     ]
-    moments += told[-_MOST_MARKS:]
+    moments += told[-most:]
     if not any(kind == "checkpoint" for _, kind in told):  # its event may be too old
         moments += [(at, "checkpoint") for each in job.attempts if (at := each.checkpoint_at)]
     steps = _steps_by_time(found) if axis.by == "step" else ()
@@ -371,7 +428,8 @@ def _marks_of(
         assert at is not None
         time_ms = at.timestamp() * 1000
         if axis.by != "step":
-            marks.append({"x": _short(axis.place(time_ms)), "text": text})
+            if (place := axis.place(time_ms)) is not None:
+                marks.append({"x": _short(place), "text": text})
         elif steps and steps[0][0] <= time_ms:
             before = bisect_right(steps, (time_ms, float("inf"))) - 1
             marks.append({"x": _short(steps[before][1]), "text": text})

@@ -41,6 +41,23 @@ function showLocalTimes(part) {
   }
 }
 
+const APART_PX = 6; // between two labels of an axis
+
+// Hides the labels of an axis that lie over the next one; the last one of an axis stays.
+function thinMarks() {
+  const axes = [...document.querySelectorAll(".plot > svg[role='img']")].map((each) => [...each.querySelectorAll(":scope > .mark")]);
+  const boxes = axes.map((marks) => marks.map((each) => each.getBoundingClientRect())); // one layout for all
+  for (const [number, marks] of axes.entries()) {
+    let free = Infinity;
+    for (const at of [...marks.keys()].reverse()) {
+      const box = boxes[number][at];
+      const isCrowded = box.right + APART_PX > free;
+      marks[at].classList.toggle("crowded", isCrowded);
+      if (!isCrowded && box.width > 0) free = box.left;
+    }
+  }
+}
+
 function keyOf(node) {
   return node.nodeType === Node.ELEMENT_NODE ? node.id || node.dataset.key || "" : "";
 }
@@ -125,6 +142,7 @@ async function updateParts() {
     const fresh = page.getElementById(old.id);
     if (fresh !== null) updatePart(old, fresh);
   }
+  thinMarks();
   const [hadNoLog, hasNoLog] = [document, page].map((each) => each.getElementById("no-log") !== null);
   if (hadNoLog && !hasNoLog) return location.reload(); // the job was queued again: a log will follow
   const attempt = Number(page.getElementById("head")?.dataset.attempt ?? 0);
@@ -349,6 +367,8 @@ for (const each of document.querySelectorAll("[data-submit]")) {
 }
 sessionStorage.removeItem("focus");
 showLocalTimes(document);
+thinMarks();
+addEventListener("resize", thinMarks);
 const log = document.getElementById("log");
 const view = log === null ? null : new LogView(log);
 if (view !== null) repeat(() => view.update(), LOG_MS, IDLE_LOG_MS);

@@ -6,6 +6,7 @@
   const LIVE_MS = 2000; // between two updates of a job that runs
   const IDLE_MS = 120000; // without input after which updates are rarer
   const IDLE_LIVE_MS = 30000;
+  const MARKS_MS = 300; // after the first curves, before the marks of several runs are asked for
   const CHART_PX = 200;
   const MOST_LINES = 6; // which have colours of their own
   const MOST_NAMED = 12; // lines that are all named below a chart
@@ -370,8 +371,14 @@
     context.setLineDash([4, 4]);
     context.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
     let named = -Infinity; // where the last text stands
-    for (const { x, text } of marks) {
+    for (const { x, text, line } of marks) {
       if (x < plot.scales.x.min || x > plot.scales.x.max) continue;
+      if (line) {
+        // of a run, in the colour of its line
+        const number = plot.series.findIndex((each) => each.label === line);
+        if (number < 1 || !plot.series[number].show) continue;
+        context.strokeStyle = context.fillStyle = plot.series[number].stroke(plot, number);
+      }
       const at = Math.round(plot.valToPos(x, "x", true));
       context.beginPath();
       context.moveTo(at, plot.bbox.top);
@@ -398,8 +405,10 @@
 
   let asking = null;
   let view = 0; // grows with each change of the axis: answers about an earlier one come too late
-  // Asks for the charts that are on the screen, or for these.
-  async function refresh(names = null) {
+  let hasAskedMarks = false;
+  // Asks for the charts that are on the screen, or for these. The marks of several runs cost the
+  // server more than their curves, so that only some requests ask for them.
+  async function refresh(names = null, isMarked = false) {
     const askedIn = view;
     const shown = names ?? [...charts.values()].filter((each) => each.isShown).map((each) => each.name);
     if (names === null) {
@@ -412,6 +421,7 @@
     if (state.from !== null) asked.set("from", state.from);
     if (state.to !== null) asked.set("to", state.to);
     for (const each of shown) asked.append("curve", each);
+    if (isMarked) asked.set("marks", "true");
     try {
       const answer = await fetch(`${root.dataset.source}?${asked}`, names === null ? { signal: asking.signal } : {});
       if (!answer.ok) return;
@@ -423,7 +433,11 @@
   }
 
   function take(found) {
-    marks = found.marks;
+    if (found.marks !== null) marks = found.marks;
+    else if (!hasAskedMarks) {
+      hasAskedMarks = true;
+      setTimeout(() => refresh(null, true), MARKS_MS);
+    }
     isLive = found.live;
     for (const name of found.names) add(name);
     for (const { name, lines } of found.charts) charts.get(name)?.take(lines);
@@ -473,7 +487,8 @@
     [state.by, state.from, state.to] = [each.value, null, null];
     view += 1;
     document.getElementById("curve-reset").hidden = true;
-    refresh();
+    marks = [];
+    refresh(null, true);
   });
   const redraw = () => {
     for (const each of charts.values()) each.draw();
@@ -501,7 +516,7 @@
       const now = performance.now();
       if (!isLive || document.hidden || (now - touched > IDLE_MS && now - last < IDLE_LIVE_MS)) continue;
       last = now;
-      await refresh().catch(() => {}); // the updates of the page tell the reason
+      await refresh(null, true).catch(() => {}); // the updates of the page tell the reason
     }
   })();
 }
