@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from cavvy.agent.config import AgentConfig, ConfigFields, read_work
-from cavvy.agent.data.mounts import list_binds, list_mounted
+from cavvy.agent.data.mounts import link_volumes, list_binds, list_mounted
 from cavvy.agent.documents import WorkConfig
 from cavvy.agent.work import hide
 from cavvy.agent.work.folder import CannotBuild
@@ -130,6 +130,32 @@ def test_the_files_of_a_volume_stay_and_belong_to_the_project(tmp_path: Path) ->
 def test_a_name_leads_to_no_other_project(tmp_path: Path, name: str) -> None:
     with pytest.raises(CannotBuild, match="cannot be the name of a volume"):
         list_mounted(make_config(tmp_path), make_work({"source": name}))
+
+
+def test_a_path_is_refused_only_where_it_would_hide_what_is_obeyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    (home / "data").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    config = make_config(tmp_path / "server")
+    config.separates = True  # the work has a home folder of its own, in which volumes can be
+    for path in (home / ".cache/models", home / "data", "/tmp/new", "/cavvy-cache"):
+        link_volumes(config, make_work({"path": str(path)}), config.folder)
+    for path, why in (
+        (tmp_path / "server", "hidden from jobs"),
+        (tmp_path / "server/token", "hidden from jobs"),
+        (home / ".ssh", "obeys the files"),
+        ("/etc/cron.d", "obeys the files"),
+    ):
+        with pytest.raises(CannotBuild, match=why):
+            link_volumes(config, make_work({"path": str(path)}), config.folder)
+    (home / "data/file").touch()
+    with pytest.raises(CannotBuild, match="is not a folder"):
+        link_volumes(config, make_work({"path": f"{home}/data/file"}), config.folder)
+    inside = {"source": "s3://b/x", "target": f"{home}/data/x"}
+    with pytest.raises(CannotBuild, match="whose files it cannot join"):
+        link_volumes(config, make_work({"path": f"{home}/data"}, inputs=[inside]), config.folder)
 
 
 def test_this_machine_says_that_its_volumes_have_no_types() -> None:

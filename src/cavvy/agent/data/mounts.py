@@ -17,7 +17,8 @@ from ..allowed_folders import AllowedFolders, LeadsOutside
 from ..config import AgentConfig
 from ..disk import open_own
 from ..documents import VolumeConfig, WorkConfig
-from ..work.folder import CannotBuild, check_kept, check_seen, inside
+from ..work.folder import CannotBuild, check_free, check_kept, check_seen, inside
+from ..work.hide import is_hidden
 from ..work.own_volumes import MountedVolume
 from ..work.view import BUCKETS, find_bucket, find_mount
 
@@ -172,7 +173,10 @@ def link_volumes(config: AgentConfig, work: WorkConfig, folder: str) -> None:
 
 def _check_place(config: AgentConfig, work: WorkConfig, volume: VolumeConfig) -> None:
     """Raise CannotBuild if the volume cannot be mounted at its path."""
-    check_kept(config, volume.path)
+    # The folders that separated work has in place of the user's can have volumes.
+    if is_hidden(config.hides, [], volume.path):
+        check_seen(config, volume.path)
+    check_free(config, volume.path)
     if os.path.lexists(volume.path) and not os.path.isdir(volume.path):
         raise CannotBuild(f"{volume.path} is already in use on this node, and is not a folder")
     for each in work.inputs:

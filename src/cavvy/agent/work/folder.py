@@ -160,6 +160,12 @@ def check_kept(config: AgentConfig, path: str, *, follow: bool = True, whole: bo
     user or Cavvy obeys what is at the path: the agent is not in the namespaces of the work, which
     cannot change it. With `whole`, nothing below the path may be obeyed either."""
     check_seen(config, path, follow=follow)
+    check_free(config, path, follow=follow, whole=whole)
+
+
+def check_free(config: AgentConfig, path: str, *, follow: bool = True, whole: bool = True) -> None:
+    """Raise CannotBuild if the machine, its user or Cavvy obeys what is at the path or, with
+    `whole`, below it."""
     if not config.hides:
         return
     above, name = os.path.split(path)
