@@ -26,6 +26,7 @@ from cavvy.capabilities.sandboxes.errors import (
     SandboxNotFound,
 )
 from cavvy.capabilities.sandboxes.hosts import BRIDGE, ROOT
+from cavvy.capabilities.sandboxes.on_node.state_gate import PATH
 from cavvy.capabilities.sandboxes.options import SandboxOptions
 from cavvy.capabilities.sandboxes.sandbox import Sandbox
 from cavvy.sdk.errors import CavvyError
@@ -112,8 +113,9 @@ def test_programs_reach_the_dicts_that_are_named_and_nothing_else(tmp_path: Path
                     "this sandbox may not use the queue notes",
                     "['CAVVY_JOB', 'CAVVY_NOTICE']",
                 ], used.stderr.read()
+                assert sandbox.exec("ls", PATH).stdout.read() == f"{PATH}\n"
             with host.create() as sandbox:
-                shown = sandbox.exec("sh", "-c", "env | grep CAVVY; ls -A /tmp")
+                shown = sandbox.exec("sh", "-c", f"env | grep CAVVY; ls {PATH}")
                 assert shown.stdout.read() == "", "by default, nothing is reached"
     finally:
         agent.close()
