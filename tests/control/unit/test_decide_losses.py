@@ -10,7 +10,11 @@ from tests.records import make_attempt_record, make_job_record
 
 from cavvy.control.decide.attempt import AdvanceAttempt, OrderRanks, RecheckAttempt, decide_attempt
 from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, GangAbsence
+from cavvy.control.decide.looks import GangLook
 from cavvy.control.decide.losses import RepairGang, can_repair, wait_for_capacity
+from cavvy.control.decide.repair import repair_gang
+from cavvy.control.decide.rows import JobRows, RowChanges
+from cavvy.domain.elastic import NodeRange
 from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, FailureKind, JobPhase, Node, NodePhase
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobGroup, LossPolicy, RetryPolicy, TaskSpec
@@ -166,3 +170,61 @@ def test_the_wait_costs_no_more_than_a_new_start_of_all_nodes() -> None:
 def test_a_single_node_is_never_repaired() -> None:
     assert not can_repair(replace(TASK, nodes=1))
     assert can_repair(TASK)
+
+
+SEEN_AT = NOW + timedelta(seconds=30)
+
+
+def repair(lost: AttemptSnapshot, **action: object) -> RowChanges:
+    """Repair a gang whose rank 1 was lost; the provider has told so before the repair."""
+    assert isinstance(lost.seen, GangSeen)
+    found = RepairGang(ranks=(1,), outcome=NODE, reason="rank 1 is lost", kind="node", anew=False)
+    rows = JobRows(job=lost.job, attempts={1: lost.attempt}, nodes={lost.attempt.id: lost.nodes})
+    look = GangLook(told=lost.seen, told_at=SEEN_AT)
+    return repair_gang(rows, lost.attempt, replace(found, **action), look, (), LATER)  # type: ignore[arg-type]
+
+
+def test_a_repaired_gang_belongs_to_the_next_attempt_from_when_it_was_seen() -> None:
+    lost = view(LOST_ONE)
+    ended, fresh = repair(lost).attempts
+    assert (ended.phase, ended.ended_at, fresh.adopted_at) == (AttemptPhase.ENDED, SEEN_AT, SEEN_AT)
+    assert fresh.gang == lost.attempt.gang != ended.gang
+    assert (fresh.repairs, fresh.launched_at) == ((1,), LATER)
+    assert fresh.repair_until == LATER + wait_for_capacity(lost.attempt, 1)
+
+
+@pytest.mark.parametrize(("least", "waits"), [(3, False), (4, True)])
+def test_an_elastic_job_waits_for_capacity_only_if_fewer_nodes_are_too_few(
+    least: int, waits: bool
+) -> None:
+    lost = view(LOST_ONE, task=replace(TASK, elastic=NodeRange(least=least, most=4)))
+    _, fresh = repair(lost).attempts
+    assert fresh.repair_until == LATER + (
+        wait_for_capacity(lost.attempt, 1) if waits else timedelta(0)
+    )
+
+
+@pytest.mark.parametrize(("anew", "count"), [(False, 3), (True, 1)])
+def test_a_repair_counts_as_a_retry(anew: bool, count: int) -> None:
+    job = repair(view(LOST_ONE, retries={"node": 2}), anew=anew).job
+    assert job is not None
+    assert job.retries == {"node": count}
+
+
+@pytest.mark.parametrize("phase", [JobPhase.RUNNING, JobPhase.STARTING])
+def test_a_repair_of_a_job_that_starts_does_not_begin_its_start_anew(phase: JobPhase) -> None:
+    job = repair(view(LOST_ONE, phase=phase, since=T0)).job
+    assert job is not None
+    assert (job.phase, job.since) == (
+        JobPhase.STARTING,
+        T0 if phase is JobPhase.STARTING else LATER,
+    )
+
+
+def test_kept_ranks_without_a_token_of_their_own_keep_that_of_the_gang() -> None:
+    """Rank 0 has got one with its work, and rank 2 before the attempt, whose rank 3 has none."""
+    nodes = [replace(LOST_ONE[0], sealed=True, running_at=None), *LOST_ONE[1:]]
+    first = view(nodes)
+    assert repair(first).attempts[1].open_ranks == (2, 3)
+    again = replace(first, attempt=replace(first.attempt, repairs=(1,), open_ranks=(3,)))
+    assert repair(again).attempts[1].open_ranks == (3,)

@@ -7,10 +7,11 @@ import pytest
 from tests.records import make_offer
 
 from cavvy.capabilities.elastic.keeper import SETTING, SizeKeeper, make_keeper
-from cavvy.capabilities.elastic.measure import measure
+from cavvy.capabilities.elastic.measure import LEAST_RUN_S, measure
 from cavvy.capabilities.elastic.texts import say_gift, say_growth, say_outcome
 from cavvy.domain.elastic import SizeCause, SizeChange
 from cavvy.domain.jobs import Attempt, JobRecord
+from cavvy.domain.values import replace
 from cavvy.scheduler.elastic_sizes import SizeStep
 from cavvy.server.state_dir import StateDirError
 from cavvy.settings import load
@@ -62,6 +63,26 @@ def test_a_program_that_tells_only_its_fraction_is_measured_by_its_mean() -> Non
     found = measure([FIRST, SECOND], told, at(540))
     assert found.rates == pytest.approx({2: 0.001, 8: 0.002})
     assert found.remaining == pytest.approx(0.5)
+
+
+def test_a_size_without_progress_has_no_speed() -> None:
+    told: dict[int, dict[str, float | str]] = {1: {"fraction": 0.3}, 2: {"fraction": 0.3}}
+    assert measure([FIRST, SECOND], told, at(540)).rates == pytest.approx({2: 0.001})
+
+
+def test_thirty_seconds_of_work_are_a_measure_and_a_whole_one_leaves_nothing() -> None:
+    short = make_attempt(1, 2, 0, LEAST_RUN_S)
+    found = measure([short], {1: {"fraction": 1.0}}, at(540))
+    assert (found.rates, found.remaining) == ({2: 1 / LEAST_RUN_S}, 0.0)
+
+
+def test_a_program_that_is_now_slower_than_on_average_has_started_at_once() -> None:
+    assert measure([FIRST], {1: samples(2500, 5.0)}, at(540)).starts == {1: 0.0}
+
+
+def test_the_pause_before_a_retry_is_not_the_cost_of_a_change() -> None:
+    failed, again = replace(FIRST, moved=False), make_attempt(2, 2, 4000, None)
+    assert measure([failed, again], {}, at(4100)).resize_s == 20 + 5
 
 
 def test_counts_that_may_be_those_of_an_epoch_are_no_measure() -> None:

@@ -14,7 +14,7 @@ from tests.functions.api.test_api_state import begin
 from tests.functions.console_rows import make_minute
 
 from cavvy.capabilities.functions.counts import rows
-from cavvy.capabilities.functions.counts.rows import HOUR, CountRows
+from cavvy.capabilities.functions.counts.rows import HOUR, MINUTE, TEN_MINUTES, CountRows
 from cavvy.capabilities.functions.rows import FAILED
 
 TAGS = "{cavvy-app: embed}"
@@ -98,6 +98,11 @@ async def test_an_app_that_a_program_runs_is_seen_while_it_runs(api: Api) -> Non
     await tell(api, gang)
     found = await find(api)
     assert (found["name"], found["revision"], found["functions"]) == ("embed", "", ["resize"])
+    steps = {
+        hours: (await api.http.get(f"{PATH}/figures?hours={hours}")).json()["step_s"]
+        for hours in (1.5, 1.6, 26, 27)
+    }
+    assert steps == {1.5: MINUTE, 1.6: TEN_MINUTES, 26: TEN_MINUTES, 27: HOUR}
     stored = CountRows(*api.app_state.store.database)
     await stored.sweep(api.app_state.now() + timedelta(hours=2))
     assert (await api.http.get("/v1/apps")).json() == []

@@ -67,6 +67,27 @@ async def test_long_answers_come_in_parts(api: Api, monkeypatch: pytest.MonkeyPa
     assert len((await ask(api, "queues/q", "get", most=3))["items"]) == 1
 
 
+async def test_values_that_fill_an_answer_are_in_it(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "MOST_ANSWER", 16)
+    keys, data = ["1", "2", "3"], write(*[b"12345678"] * 3)
+    await ask(api, "dicts/d", "put", keys=keys, data=data)
+    await ask(api, "queues/q", "put", data=data)
+    for asked in ({"op": "list"}, {"op": "get", "keys": keys}, {"op": "pop", "keys": keys}):
+        found = await ask(api, "dicts/d", **asked)
+        assert (len(found["entries"]), found["more"]) == (2, True), asked
+    assert len((await ask(api, "queues/q", "get", most=3))["items"]) == 2
+    await ask(api, "dicts/d", "put", keys=["4"], data=data[:1])
+    found = await ask(api, "dicts/d", "list")
+    assert (len(found["entries"]), found["more"]) == (2, False)
+    monkeypatch.setattr(rows, "MOST_ITEMS", 2)
+    assert not (await ask(api, "queues/q", "put", data=data[:1]))["full"]
+    used = 2 * (1 + 8 + 64) + 2 * (8 + 64)
+    monkeypatch.setattr(rows, "MOST_BYTES", used + 1 + 9 + 64)
+    await ask(api, "dicts/d", "put", keys=["5"], data=write(bytes(9)))
+
+
 async def test_no_more_values_are_read_than_an_answer_has_room_for(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cavvy
-from cavvy.capabilities.functions.limits import CallLimit, find_key, make_keys, write_key
+from cavvy.capabilities.functions.limits import (
+    MOST_LIMITS,
+    CallLimit,
+    find_key,
+    make_keys,
+    read_limits,
+    write_key,
+)
 from cavvy.capabilities.functions.on_node import waiting, windows
 from cavvy.capabilities.functions.on_node.waiting import Limit, LimitSlot, WaitingCalls
 from cavvy.capabilities.functions.on_node.windows import StoredWindows
@@ -244,6 +251,7 @@ def test_keys_of_calls() -> None:
     named = {"order": order, "tenant": "acme", "region": "eu"}
     assert make_keys("send", send, limits, (), named, bound=False) == by_place
     assert find_key("send", ["order.customer.id", "region"], named) == '[7, "eu"]'
+    assert find_key("send", ["order.1"], {"order": ["a"]}) == "null"
     with pytest.raises(TypeError, match="send: missing a required argument"):
         make_keys("send", send, limits, (), {}, bound=False)
 
@@ -264,7 +272,12 @@ def test_keys_as_text(value: object, text: str) -> None:
     assert write_key("f", value) == text
 
 
+def test_equal_values_are_the_same_key() -> None:
+    assert write_key("f", {"b": 1, "a": 2}) == write_key("f", {"a": 2, "b": 1})
+
+
 def test_hostile_keys() -> None:
+    assert write_key("f", "x" * 200) == "x" * 200
     long = write_key("f", "x" * 1_000_000)
     assert len(long) < 256
     assert long != write_key("f", "x" * 1_000_001)
@@ -273,6 +286,15 @@ def test_hostile_keys() -> None:
     for value in (object(), nested):
         with pytest.raises(InvalidArgument, match="no key of a limit"):
             write_key("f", value)
+
+
+def test_the_largest_limits() -> None:
+    assert (
+        read_limits("f", [CallLimit(1, per="31d")] * MOST_LIMITS)
+        == (CallLimit(1, per="31d"),) * MOST_LIMITS
+    )
+    with pytest.raises(InvalidArgument, match="at most 8 limits"):
+        read_limits("f", [1] * (MOST_LIMITS + 1))
 
 
 @pytest.mark.parametrize(
