@@ -115,26 +115,32 @@ class JobReconciler:
         self._out = dependencies
         self._operator = dependencies.operator
         self._steady: dict[str, SteadyWork] = {}  # by job
+        self._passing: set[str] = set()  # jobs whose pass is under way, and which no hint concerns
         # when jobs ended, of those that ended last, after which the jobs behind them were checked
         self._hinted: dict[str, datetime] = {}
 
     def wake(self, key: str) -> None:
         """Let the next pass of this job read and decide all, because something has changed."""
         self._steady.pop(key, None)
+        self._passing.discard(key)
 
     def start_over(self) -> None:
         """Read and decide all jobs in their next pass, because this server has other ones now."""
         self._steady.clear()
+        self._passing.clear()
 
     async def reconcile(self, key: str) -> timedelta | None:
         try:
             if (after := await self._look_on(key)) is not None:
                 return after
+            self._passing.add(key)
             return await self._pass(key)
         except StaleVersion:
             return _AT_ONCE
         except RowNotFound:
             return None
+        finally:
+            self._passing.discard(key)
 
     async def _look_on(self, job_id: str) -> timedelta | None:
         """Poll the gang of work that goes on. Return when to poll it again, or None if the job must
@@ -159,8 +165,11 @@ class JobReconciler:
         return None
 
     def _note_steady(self, uow: UnitOfWork, found: JobReading) -> None:
-        """Remember that the work goes on, if a pass has changed nothing."""
+        """Remember that the work goes on, if a pass has changed nothing, and no other writer has
+        changed something since the pass has read the rows."""
         job, own = uow.job, uow.rows.own
+        if job.id not in self._passing:
+            return
         if own is None or own.phase is not AttemptPhase.RUNNING or own.nodes != 1:
             return
         if [*uow.rows.open] != [own] or job.version != found.job.version:

@@ -222,7 +222,7 @@ def echo_server() -> tuple[socket.socket, int]:
 
 
 def talk(port: int, data: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as peer:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as peer:
         peer.sendall(data)
         peer.shutdown(socket.SHUT_WR)
         said = b""
@@ -253,7 +253,7 @@ def test_ports_are_forwarded_both_ways(client: ApiClient, way: list[str]) -> Non
         assert talk(there, b"nobody") == b""
     finally:
         forward.send_signal(signal.SIGINT)
-        assert forward.wait(20) in (0, -signal.SIGINT, 1)
+        assert forward.wait(PATIENCE_S) in (0, -signal.SIGINT, 1)
         forward.stdout.close()
         forward.stderr.close()
 
@@ -329,7 +329,7 @@ def test_plain_ssh_scp_and_sftp_reach_a_node(client: ApiClient, tmp_path: Path) 
 
     def plain(*words: str, stdin: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
         return subprocess.run(
-            [words[0], *file, *words[1:]], input=stdin, capture_output=True, timeout=40
+            [words[0], *file, *words[1:]], input=stdin, capture_output=True, timeout=PATIENCE_S
         )
 
     done = plain("ssh", "box", "cat; echo $COLOUR; exit 6", stdin=b"in\n")
@@ -378,7 +378,7 @@ def test_a_line_ends_with_its_user_its_job_and_its_server(
     assert user.stdout.readline() == b"on\n"
     user.send_signal(signal.SIGHUP)
     wait_until(left.exists)
-    user.wait(20)
+    user.wait(PATIENCE_S)
     user.stdout.close()
 
     pipe = subprocess.PIPE
@@ -387,7 +387,7 @@ def test_a_line_ends_with_its_user_its_job_and_its_server(
     assert user.stderr is not None
     assert user.stdout.readline() == b"on\n"
     client.stop("default", "box")
-    assert user.wait(40) == 255
+    assert user.wait(PATIENCE_S) == 255
     assert b"hint" in user.stderr.read()
     wait_until(lambda: not runs("sleep", "1000.125"))  # the job has process IDs of its own
     user.stdout.close()

@@ -230,6 +230,33 @@ def test_an_order_reaches_an_agent_whose_rank_is_known(reads: list[str]) -> None
     in_harness(scenario)
 
 
+def test_a_job_is_stopped_at_once_also_while_it_is_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        [rank] = await start(harness)
+        await harness.wait(60)
+        await rank.tell(gpu_percent=1)
+        job_id = (await harness.store.attempt_of_gang(rank.gang)).job_id
+        read_job, stops = harness.store.read_job, ["enough"]
+
+        async def read_before_the_stop(job: str) -> JobReading:
+            found = await read_job(job)
+            if stops:
+                await harness.control_plane.jobs.stop("default", job_id, stops.pop())
+            return found
+
+        monkeypatch.setattr(harness.store, "read_job", read_before_the_stop)
+        harness.control_plane.hint(job_id)
+        await harness.wait()
+        assert not stops
+        order = await harness.control_plane.agents.order(rank.gang, 0, 0)
+        assert order is not None
+        assert order.kind == "stop"
+
+    in_harness(scenario)
+
+
 def test_an_order_of_another_server_whose_signal_was_lost_is_found_by_the_next_report() -> None:
     async def scenario(harness: ControlHarness) -> None:
         [rank] = await start(harness)

@@ -105,7 +105,15 @@ def test_options_of_a_task_are_those_of_sbatch() -> None:
 
 @pytest.mark.parametrize(
     "option",
-    ["--output=/etc/passwd", "--uid=0", "--export-file=/x", "-M other", "--wrap=x", "--chdir=/"],
+    [
+        "--output=/etc/passwd",
+        "--uid=0",
+        "--export-file=/x",
+        "-M other",
+        "--wrap=x",
+        "--chdir=/",
+        "account=x",
+    ],
 )
 def test_a_task_cannot_name_files_or_users_to_sbatch(option: str) -> None:
     with pytest.raises(Refused, match="a task cannot set the option"):
@@ -114,6 +122,7 @@ def test_a_task_cannot_name_files_or_users_to_sbatch(option: str) -> None:
 
 def test_a_partition_that_the_settings_do_not_allow_is_refused() -> None:
     spec = replace(gang(None), options={"sbatch": ["--partition=big"]})
-    assert read_own_options(spec, ["big", "small"]) == {"partition": "--partition=big"}
+    for allowed in ((), ["big", "small"]):
+        assert read_own_options(spec, allowed) == {"partition": "--partition=big"}
     with pytest.raises(Refused, match="allows small"):
         read_own_options(spec, ["small"])
