@@ -159,6 +159,23 @@ def test_a_message_that_changes_the_work_is_written_at_once_with_those_before_it
     in_harness(scenario)
 
 
+def test_what_cannot_be_applied_and_what_comes_after_the_end_is_answered_at_once() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        first, second = await start(harness, nodes=2)
+        first.note(values={"gpu_percent": 5}, fault="it is too long")
+        second.note(MessageKind.EXITED, outcome=AttemptOutcome.SUCCEEDED, exit_code=0)
+        await second.send()
+        second.note(values={"gpu_percent": 6})
+        await second.send()
+        second.note(values={"gpu_percent": 7})
+        for each in (first, second):
+            answer = await each.send()
+            assert isinstance(answer, MessagesStored)
+            assert answer.seq == each.last
+
+    in_harness(scenario)
+
+
 def test_what_a_server_has_taken_is_sent_again_when_it_ends_before_the_write() -> None:
     async def scenario(harness: ControlHarness) -> None:
         [rank] = await start(harness)

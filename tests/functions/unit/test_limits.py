@@ -191,6 +191,19 @@ def test_too_many_keys_are_refused(queue: Queue, monkeypatch: pytest.MonkeyPatch
     assert limit.find("a") is not None
 
 
+def test_keys_whose_window_is_over_make_room_for_others(
+    queue: Queue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "MOST_KEYS", 1)
+    limit = make_limit(1, per_s=20)
+    call = queue.call("1", 0, limit.find("a"))
+    assert queue.take_all() == [call]
+    queue.end(call)
+    assert limit.find("b") is None
+    clock.go(20)
+    assert limit.find("b") is not None
+
+
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 2), st.integers(0, 9)), max_size=14),
     st.integers(0, 1 << 30),
@@ -360,6 +373,7 @@ async def test_the_next_broker_counts_what_has_started(monkeypatch: pytest.Monke
     values.stored["f/0/1"] = {"c": [["x"]]}  # others may write into the dict, too
     values.stored["f/0/2"] = {"d": [[1e308, 1e308, 3]]}
     values.stored["f/0/3"] = "anything"
+    values.stored["f/0/4"] = {"e": [[1.0, 1.0, 3]]}  # long ago
     values.stored["g/0/3"] = {"a": [[1.0, 1.0, 3]]}
 
     after = make_limit(2, per_s=3600)  # the new code has a smaller one
@@ -373,3 +387,14 @@ async def test_the_next_broker_counts_what_has_started(monkeypatch: pytest.Monke
     }
     next_queue.call("1", 0, after.find("a"))
     assert next_queue.take_all() == []
+    clock.go(3600)
+    assert after.slots["d"].count_room(clock.now) == 2, "no start counts for longer than the window"
+
+
+@pytest.mark.parametrize(("per_s", "stored"), [(9.9, False), (10.0, True)])
+def test_only_long_windows_are_stored(
+    per_s: float, stored: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAVVY_NOTICE", "/nowhere")
+    limit = make_limit(1, per_s=per_s)
+    assert (StoredWindows.open("app", {limit.id: limit}) is not None) == stored

@@ -695,3 +695,14 @@ def test_in_a_cluster_the_other_nodes_wait_for_the_script(tmp_path: Path) -> Non
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     own = {"CAVVY_BATCH": str(tmp_path / "gang"), "NODE_RANK": "1", "NNODES": "2", "PATH": path}
     assert run_script(tmp_path / "work", "#SBATCH -N 2", "echo never", **own) == (0, "")
+
+
+def test_the_steps_of_a_script_in_a_cluster_are_those_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text("#!/bin/sh\nprintf '%s\\n' 7.batch 7.0 7.1 7.2\n")
+    squeue.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert node_tools.list_cluster_steps() == ["7.1", "7.2"], "the first one runs the agents"

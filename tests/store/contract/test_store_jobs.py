@@ -884,6 +884,8 @@ async def test_jobs_are_searched_sorted_and_counted(store: Store) -> None:
     assert await found(accelerators=["A100", "H10"]) == []
     assert await found(since=after(60)) == ["j2"]
     assert await found(until=after(60)) == ["j3", "j1"]
+    assert await found(since=after(3600)) == ["j2"]
+    assert await found(until=after(3600)) == ["j3", "j1"]
     assert await found(phases=[JobPhase.DONE]) == []
     assert await found(order=JobOrder.NAME, ascending=True) == ["j2", "j3", "j1"]
     assert await found(order=JobOrder.USER) == ["j2", "j3", "j1"]

@@ -9,6 +9,7 @@ import zipfile
 from pathlib import Path
 
 from cavvy.agent.bundle import make_archive
+from cavvy.providers.kubernetes.compiled import compile_archive
 from cavvy.providers.kubernetes.pods import make_bundle
 
 MOST = 1 << 20  # bytes of all files of a config map, as API servers check it
@@ -64,3 +65,11 @@ def test_the_agent_fits_into_a_config_map_with_a_reserve(tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == [f"{place}/{module}.pyc", "None"], done.stderr
+
+
+def test_a_text_keeps_its_lines_that_look_like_comments() -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("a.py", 'X = """\n# of the text\n"""\n# a remark\n')
+    found = zipfile.ZipFile(io.BytesIO(compile_archive(packed.getvalue())))
+    assert found.read("a.py") == b'X = """\n# of the text\n"""\n\n'
