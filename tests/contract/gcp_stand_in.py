@@ -35,7 +35,9 @@ TYPES = {  # name: vCPUs, MiB of memory, GPU, GPUs
     "n1-standard-8": (8, 30720, None, 0),
     "ct6e-standard-8t": (180, 1474560, "ct6e", 8),
     "a4-highgpu-8g": (224, 4063232, "nvidia-b200", 8),  # without a price
+    "e2-standard-8": (8, 32768, None, 0),
 }
+DEPRECATED = "e2-standard-8"
 METRICS = {  # by name: the machine types that count, and whether only spot machines count
     "CPUS": (("e2-", "n1-"), False),
     "A2_CPUS": (("a2-",), False),
@@ -595,6 +597,8 @@ def _type(zone: str, name: str) -> dict[str, Any]:
     }
     if gpu:
         told["accelerators"] = [{"guestAcceleratorType": gpu, "guestAcceleratorCount": gpus}]
+    if name == DEPRECATED:
+        told["deprecated"] = {"state": "DEPRECATED"}
     return told
 
 

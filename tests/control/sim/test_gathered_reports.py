@@ -285,9 +285,25 @@ def test_an_order_of_another_server_whose_signal_was_lost_is_found_by_the_next_r
         await harness.store.commit(AtomicWrite(nodes=[replace(node, order=order)]))
         sessions = harness.control_plane.agents
         assert await sessions.order(rank.gang, 0, 0) is None, "nobody said that it has changed"
+        waiting = asyncio.create_task(sessions.wait_order(rank.gang, 0, 0, timedelta(hours=1)))
         await harness.wait(3)
+        assert waiting.done()
         assert await sessions.order(rank.gang, 0, 0) == order
         assert await rank.telemetry() == {"gpu_percent": 1}
+
+    in_harness(scenario)
+
+
+def test_an_attempt_that_another_server_has_changed_is_read_again_after_a_report() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        [rank] = await start(harness)
+        await rank.tell(gpu_percent=5)
+        attempt = await harness.store.attempt_of_gang(rank.gang)
+        await harness.store.commit(AtomicWrite(attempts=[replace(attempt, reason="changed")]))
+        assert harness.control_plane.agents.find_attempt(rank.gang, 0) is not None
+        await harness.wait(3)
+        found = harness.control_plane.agents.find_attempt(rank.gang, 0)
+        assert found is None or found.reason == "changed"
 
     in_harness(scenario)
 
