@@ -12,8 +12,9 @@ from typing import TypeVar
 from cavvy.agent.documents import LEAVES_AFTER_S
 from cavvy.control.agents.bucket_checkpoints import BucketCheckpointOpener
 from cavvy.control.agents.checkpoints import Checkpoints
+from cavvy.control.agents.dependencies import AgentDependencies, ReadBlob
 from cavvy.control.agents.deposits import DepositDependencies, Deposits
-from cavvy.control.agents.sessions import AgentDependencies, AgentSessions, ReadBlob
+from cavvy.control.agents.sessions import AgentSessions
 from cavvy.control.agents.transfers import ReadTargets, Transfers, read_every
 from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.agents.work import OpenSecrets

@@ -4,7 +4,8 @@ them."""
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 
-from cavvy.control.agents.sessions import AgentSessions, first_lease
+from cavvy.control.agents.leases import first_lease
+from cavvy.control.agents.sessions import AgentSessions
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.attempt import POLL, REMOVE_AGAIN, AdvanceAttempt
 from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, GangAbsence, Seen, shorten

@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 
 from cavvy.control.agents.checkpoints import find_sources
 from cavvy.control.agents.deposits import Deposits
-from cavvy.control.agents.sessions import AgentSessions, lease_paid_by
+from cavvy.control.agents.leases import lease_paid_by
+from cavvy.control.agents.sessions import AgentSessions
 from cavvy.control.agents.uploads import UnfinishedUploads
 from cavvy.control.budgets import BudgetKeeper
 from cavvy.control.clock import ControlClock

@@ -14,7 +14,8 @@ import pytest
 from tests.records import make_gang_spec
 
 from cavvy.agent.documents import CheckpointConfig
-from cavvy.control.agents.sessions import AgentDependencies, AgentSessions
+from cavvy.control.agents.dependencies import AgentDependencies
+from cavvy.control.agents.sessions import AgentSessions
 from cavvy.control.clock import VirtualClock, run_virtual
 from cavvy.control.control_plane import ControlPlane, ControlPlaneDependencies
 from cavvy.control.job_service import JobIds, TooLate, UnsupportedTask, gang_name

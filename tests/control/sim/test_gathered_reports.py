@@ -11,8 +11,9 @@ from tests.contract.store_suite import make_attempt, make_job, make_node
 from tests.control.sim.test_control_services import HOST, ControlHarness, in_harness
 
 from cavvy.control.agents import gathered
+from cavvy.control.agents.dependencies import AgentDependencies
 from cavvy.control.agents.pauses import find_pause
-from cavvy.control.agents.sessions import AgentDependencies, AgentSessions
+from cavvy.control.agents.sessions import AgentSessions
 from cavvy.domain.elastic import NodeRange
 from cavvy.domain.jobs import AttemptOutcome, JobPhase, NodePhase, Order
 from cavvy.domain.messages import AgentMessage, ClaimLost, MessageKind, MessagesStored

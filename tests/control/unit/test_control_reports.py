@@ -15,6 +15,7 @@ from tests.records import make_attempt_record, make_job_record
 from cavvy.agent.documents import TransferConfig
 from cavvy.api.reported import FIELDS, ReportedBatch, read_batch
 from cavvy.control.agents.checkpoints import find_objection
+from cavvy.control.agents.leases import first_lease, lease_paid_by
 from cavvy.control.agents.reports import (
     ReportOutcome,
     apply_messages,
@@ -22,7 +23,6 @@ from cavvy.control.agents.reports import (
     note_clock,
     step_of,
 )
-from cavvy.control.agents.sessions import first_lease, lease_paid_by
 from cavvy.control.agents.work import make_assignment
 from cavvy.domain.jobs import (
     Attempt,

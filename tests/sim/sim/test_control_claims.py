@@ -9,7 +9,8 @@ from datetime import timedelta
 from tests.control.sim.test_control_services import HOST, ControlHarness, in_harness, no_secrets
 
 from cavvy.agent.documents import CheckpointConfig
-from cavvy.control.agents.sessions import AgentDependencies, AgentSessions
+from cavvy.control.agents.dependencies import AgentDependencies
+from cavvy.control.agents.sessions import AgentSessions
 from cavvy.domain.jobs import Attempt, AttemptOutcome, AttemptPhase, JobRecord
 from cavvy.domain.messages import (
     OLDEST,

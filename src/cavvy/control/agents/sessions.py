@@ -9,31 +9,30 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import date, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 
-from cavvy.agent.documents import PROTOCOL, CheckpointConfig, WorkConfig
+from cavvy.agent.documents import PROTOCOL
+from cavvy.control.agents.checkpoint_pace import change_interval, warn_of_size
 from cavvy.control.agents.checkpoints import find_objection
+from cavvy.control.agents.dependencies import AgentDependencies
 from cavvy.control.agents.gathered import GatheredReports, KnownRank
 from cavvy.control.agents.gathered_writes import GatheredWrites
+from cavvy.control.agents.leases import lease_until, paid_until
 from cavvy.control.agents.memory import AgentMemory
 from cavvy.control.agents.reports import (
     ReportOutcome,
     apply_messages,
     find_target,
     note_clock,
-    step_of,
-    tell,
 )
-from cavvy.control.agents.work import OpenSecrets, WorkSecrets, make_assignment, read_key
+from cavvy.control.agents.work import read_key
+from cavvy.control.agents.work_documents import CheckpointNotReady, WorkDocuments
 from cavvy.control.clock import ControlClock
-from cavvy.control.decide.bills import paid_time
 from cavvy.control.decide.groups import AT_WORK, is_assembled, list_variables
-from cavvy.control.decide.job import MARGIN, cap_of
 from cavvy.control.decide.losses import awaits_repair
 from cavvy.control.decide.rows import RowChanges, make_attempt_event, make_event
 from cavvy.control.decide.warm_pool import FAREWELL, waits_on
-from cavvy.control.sweep_keeper import SweepKeeper
 from cavvy.control.unit_of_work import GangReads, GangWrites
 from cavvy.domain.events import Event
 from cavvy.domain.jobs import GOING, Attempt, JobRecord, Node, NodePhase, Order, attempt_id
@@ -45,12 +44,8 @@ from cavvy.domain.messages import (
     ClaimWait,
     HostFacts,
     MessagesStored,
-    list_unknown,
 )
-from cavvy.domain.offers import Offer, Purchase
-from cavvy.domain.units import HourlyRate, Money, format_duration
-from cavvy.domain.values import Struct, replace
-from cavvy.planner.risk import CheckpointInterval, fit_notice, is_news
+from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite, HashMismatch, OwnWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
@@ -63,63 +58,9 @@ _KEPT_ASKS_AGAIN = timedelta(seconds=1)
 _WAITS = timedelta(
     seconds=30
 )  # maximum age of an agent's last request for work while its warm gang counts as ready
-_PATIENCE = timedelta(
-    seconds=10
-)  # how long a claim waits until the newest checkpoint is copied; agents retry after 30 s
 _UNREADY_ASKS_AGAIN = timedelta(seconds=1)
 _LONGEST_MISSING = 500  # maximum characters of the text that states what a node lacks for a tunnel
 _TRIES = 8  # tries of a write that fails because the row was changed meanwhile
-
-# reads a manifest by project and hash; raises RowNotFound
-ReadBlob = Callable[[str, str], Awaitable[bytes]]
-
-
-async def no_save_interval(job: JobRecord, attempt: Attempt) -> CheckpointInterval | None:
-    """Return None: Cavvy does not choose a checkpoint interval for the job."""
-    return None
-
-
-async def no_losses(attempt: Attempt) -> None:
-    """Return None, the default for `losses`, which means that the loss rate is not known."""
-
-
-async def no_egress(url: str | None, offer: Offer) -> tuple[None, None]:
-    """The default for `egress`: return None for the price and for its date, which are unknown."""
-    return None, None
-
-
-class AgentDependencies(Struct, frozen=True, kw_only=True):
-    """Services of other modules that are needed to build a work document."""
-
-    open_secrets: OpenSecrets
-    checkpoint: Callable[
-        [JobRecord, Attempt], Awaitable[CheckpointConfig | None]
-    ]  # returns None if the task saves no checkpoints
-    accelerators: Callable[[JobRecord, Attempt], int]  # per node
-    save_interval: Callable[[JobRecord, Attempt], Awaitable[CheckpointInterval | None]] = (
-        no_save_interval  # None if Cavvy does not choose the interval
-    )
-    losses: Callable[[Attempt], Awaitable[float | None]] = (
-        no_losses  # expected losses of nodes per hour, for the whole gang
-    )
-    # seconds for which an agent waits for the server before it stores results in a bucket; 0: never
-    deposit_after_s: Callable[[JobRecord], float] = lambda job: 0
-    # The price of a GB that a node of the offer sends to the URL, or to the server if this is None,
-    # and the date of the price; None if it is unknown.
-    egress: Callable[[str | None, Offer], Awaitable[tuple[Money | None, date | None]]] = no_egress
-    notice: Callable[[Attempt], timedelta | None] = lambda attempt: (
-        None
-    )  # the provider's notice before it reclaims a node
-    read_blob: ReadBlob | None = None  # None if this server has no frozen folders
-    # what chooses values and judges reports of sweeps; None if no capability does
-    sweeps: Callable[[], SweepKeeper | None] = lambda: None
-    # whether the attempt's provider can replace single nodes of its gang
-    replaces: Callable[[Attempt], bool] = lambda attempt: False
-    traced: bool = False  # whether the server sends traces, so that work learns its span
-
-
-class _NotYet(Exception):
-    """Raised while the job's checkpoint is still being copied to the gang's nodes."""
 
 
 class AgentSessions:
@@ -139,7 +80,7 @@ class AgentSessions:
         self._clock = clock
         self._hint = hint
         self._dependencies = agent_dependencies
-        self._secrets = WorkSecrets(store, clock, agent_dependencies.open_secrets)
+        self._documents = WorkDocuments(store, clock, agent_dependencies)
         self.memory = AgentMemory()
         self.gathered = GatheredReports()
         self._gathered_writes = GatheredWrites(
@@ -147,9 +88,6 @@ class AgentSessions:
         )
         # tells the other servers that the waiting order requests of a gang must be answered
         self.notify_others: Callable[[str], None] = lambda gang: None
-        self._readying: dict[
-            str, asyncio.Future[CheckpointConfig | None]
-        ] = {}  # running copies of checkpoints, keyed by attempt ID, until the claim is granted
         self._waiters: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
         # the ranks of incomplete gangs whose agents have claimed them on this server
         self._gathered: defaultdict[str, set[int]] = defaultdict(set)
@@ -202,7 +140,7 @@ class AgentSessions:
                 return await self._claim(gang, rank, nonce, address, host, protocol, sealed)
             except StaleVersion:
                 continue
-            except _NotYet:
+            except CheckpointNotReady:
                 return ClaimWait(after=_UNREADY_ASKS_AGAIN)
             except RowNotFound:
                 return ClaimRefused(reason=f"there is no active gang {gang} with a rank {rank}")
@@ -347,19 +285,14 @@ class AgentSessions:
         self.memory.forget(attempt.id, range(attempt.nodes))
         self.gathered.forget_gang(attempt.gang)
         self._gathered.pop(attempt.gang, None)
-        if (coming := self._readying.pop(attempt.id, None)) is not None:
-            coming.cancel()
+        self._documents.forget(attempt.id)
         self.notify(attempt.gang)
 
     async def close(self) -> None:
-        """Write the messages that were taken. Cancel the copies of checkpoints that are in
-        progress; the server that starts next makes these copies again.
-        """
+        """Write the messages that were taken, and cancel the copies of checkpoints that are in
+        progress."""
         await self._gathered_writes.close()
-        coming, self._readying = list(self._readying.values()), {}
-        for each in coming:
-            each.cancel()
-        await asyncio.gather(*coming, return_exceptions=True)
+        await self._documents.close()
         await self._writes.close()
 
     async def _claim(
@@ -385,7 +318,7 @@ class AgentSessions:
             if job.stop_reason is not None:
                 return ClaimRefused(reason=f"the job is being stopped: {job.stop_reason}")
             job = await self._choose_values(job, now)
-            unknown = await self._unknown(job, attempt, nodes, protocol)
+            unknown = await self._documents.find_unknown(job, attempt, nodes, protocol)
             if unknown:
                 return await self._turn_away(
                     attempt, rank, f"the agent's protocol {protocol} does not support {unknown}"
@@ -427,7 +360,7 @@ class AgentSessions:
         variables = await self._group_variables(job)
         if variables is None:
             return ClaimWait(after=_GROUP_ASKS_AGAIN)
-        work = await self._assignment(job, attempt, nodes)
+        work = await self._documents.make(job, attempt, nodes)
         work.env |= variables
         return ClaimGranted(work=work, lease=self._lease(job, attempt))
 
@@ -502,14 +435,6 @@ class AgentSessions:
         self._hint(job.id)
         return replace(granted, version=node.version + 1)
 
-    async def _unknown(
-        self, job: JobRecord, attempt: Attempt, nodes: Sequence[Node], protocol: int
-    ) -> str:
-        """Return the fields of the work that an agent with this protocol would ignore, or ""."""
-        if protocol >= PROTOCOL:
-            return ""
-        return ", no ".join(list_unknown(protocol, await self._assignment(job, attempt, nodes)))
-
     async def _turn_away(self, attempt: Attempt, rank: int, why: str) -> ClaimRefused:
         """Refuse the claim and report the reason. After the refusal, a new gang with up-to-date
         agents is launched.
@@ -518,51 +443,6 @@ class AgentSessions:
         event = make_attempt_event(attempt, self._clock.now(), "agent", text, rank)
         await self._store.commit(AtomicWrite(events=[event]))
         return ClaimRefused(reason=why)
-
-    async def _assignment(
-        self, job: JobRecord, attempt: Attempt, nodes: Sequence[Node]
-    ) -> WorkConfig:
-        return make_assignment(
-            job,
-            attempt,
-            nodes,
-            accelerators=self._dependencies.accelerators(job, attempt),
-            secrets=await self._secrets.open(job, attempt),
-            checkpoint=await self._checkpoint(job, attempt)
-            if job.task.checkpoint is not None
-            else None,
-            manifest=await self._manifest(job),
-            losses_per_hour=await self._dependencies.losses(attempt),
-            deposit_after_s=self._dependencies.deposit_after_s(job),
-            traced=self._dependencies.traced,
-            repairs=self._dependencies.replaces(attempt),
-        )
-
-    async def _checkpoint(self, job: JobRecord, attempt: Attempt) -> CheckpointConfig | None:
-        """Return how the nodes access the newest checkpoint. Raises _NotYet while files are still
-        being copied: copying continues in the background, and the node repeats its claim.
-        """
-        coming = self._readying.get(attempt.id)
-        if coming is None:
-            coming = self._readying[attempt.id] = asyncio.ensure_future(
-                self._dependencies.checkpoint(job, attempt)
-            )
-        await asyncio.wait((coming,), timeout=_PATIENCE.total_seconds())
-        if not coming.done() or coming.cancelled():
-            raise _NotYet
-        self._readying.pop(attempt.id, None)
-        return coming.result()
-
-    async def _manifest(self, job: JobRecord) -> bytes | None:
-        """Return the manifest of the working folder if the setup's key depends on some of the
-        folder's files, otherwise None."""
-        snapshot, read = job.origin.snapshot, self._dependencies.read_blob
-        if job.task.setup_uses is None or snapshot is None or read is None:
-            return None
-        try:
-            return await read(job.project, snapshot)
-        except RowNotFound:
-            return None  # the agent will notice the missing file, too, and report it
 
     async def _messages(
         self,
@@ -582,8 +462,10 @@ class AgentSessions:
         node = note_clock(node, sent_at, now)
         report = apply_messages(job, attempt, node, messages, now, skips=heard_at is not None)
         if report.saved:
-            await self._repace(report)
-            self._warn_of_size(report, attempt)
+            best = await self._dependencies.save_interval(report.job, report.attempt)
+            change_interval(report, best, self._clock.now())
+            notice = self._dependencies.notice(report.attempt)
+            warn_of_size(report, attempt, notice, self._clock.now())
         if report.node.sent != node.sent:
             await self._price_sent(report)
         if report.node.last_seq > node.last_seq:
@@ -656,25 +538,6 @@ class AgentSessions:
         await self._store.commit(AtomicWrite(jobs=[chosen], events=[event]))
         return await self._store.job(job.id)
 
-    def _warn_of_size(self, report: ReportOutcome, before: Attempt) -> None:
-        """Report that the provider's notice is too short to save a checkpoint of the measured size.
-        The event is recorded only once, after the first measurement.
-        """
-        attempt, notice = report.attempt, self._dependencies.notice(report.attempt)
-        if attempt.checkpoint_rate is None or before.checkpoint_rate is not None or notice is None:
-            return
-        step = step_of(report.job, report.node)
-        fit = fit_notice(attempt.checkpoint_bytes, attempt.checkpoint_rate, notice, step)
-        if attempt.offer.purchase is Purchase.SPOT and not fit.fits:
-            took = f"this checkpoint took {format_duration(fit.needed - step)}"
-            took += f" after a step of {format_duration(step)}" if step else ""
-            text = f"{took}, and {attempt.offer.provider} gives "
-            text += (
-                f"only {format_duration(notice)} of notice: a checkpoint that is not complete when "
-                "the node ends is lost"
-            )
-            tell(report, self._clock.now(), "unsafe", text)
-
     async def _price_sent(self, report: ReportOutcome) -> None:
         """Record the prices of the node's outgoing traffic when the node has sent the first
         bytes."""
@@ -687,37 +550,10 @@ class AgentSessions:
             priced.append(replace(each, egress=price, egress_as_of=as_of))
         report.node = replace(report.node, sent=tuple(priced))
 
-    async def _repace(self, report: ReportOutcome) -> None:
-        """Compute the best checkpoint interval from how long the newest checkpoint took. Change the
-        interval if the best one is clearly better than the current one.
-        """
-        save_interval = await self._dependencies.save_interval(report.job, report.attempt)
-        if save_interval is None or not is_news(
-            report.attempt.checkpoint_every, save_interval.every
-        ):
-            return
-        report.attempt = replace(report.attempt, checkpoint_every=save_interval.every)
-        cost = (
-            f"each {'takes' if save_interval.measured else 'is assumed to take'} "
-            f"{format_duration(save_interval.cost)}"
-        )
-        often = (
-            "the job is expected to lose a node in this market about every "
-            f"{format_duration(timedelta(hours=1 / save_interval.per_hour))}"
-        )
-        tell(
-            report,
-            self._clock.now(),
-            "pace",
-            f"saving a checkpoint every {format_duration(save_interval.every)}: {cost}; {often}",
-        )
-
     def _lease(self, job: JobRecord, attempt: Attempt) -> timedelta:
         """Return the task's lease, or a shorter lease if the budget ends earlier."""
-        now = self._clock.now()
-        until = self.memory.paid_until(attempt.id) or _paid_until(job, attempt)
-        lease = job.task.limits.unattended
-        return lease if until is None else max(timedelta(0), min(lease, until - now))
+        until = self.memory.paid_until(attempt.id) or paid_until(job, attempt)
+        return lease_until(job, until, self._clock.now())
 
 
 def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequence[AgentMessage]:
@@ -731,36 +567,6 @@ def _find_unfit(messages: Sequence[AgentMessage], error: HashMismatch) -> Sequen
     if message.fault:
         raise error
     return [AgentMessage(seq=message.seq, at=message.at, kind=message.kind, fault=str(error)[:300])]
-
-
-def first_lease(job: JobRecord, attempt: Attempt, spent: Money | None) -> timedelta:
-    """Return the lease at a gang's launch, before its agents have reported; `spent` is the cost of
-    earlier attempts.
-    """
-    until = _paid_until(job, attempt, spent)
-    lease = job.task.limits.unattended
-    return lease if until is None else max(timedelta(0), min(lease, until - attempt.created_at))
-
-
-def _paid_until(job: JobRecord, attempt: Attempt, spent: Money | None = None) -> datetime | None:
-    """Return the time until which the rest of the budget pays for this attempt alone. The rest does
-    not include what the attempt itself has spent, which may be unknown. Returns None if there is no
-    limit.
-    """
-    cap, rate = cap_of(job), attempt.offer.rate.times(attempt.nodes).micros_per_hour
-    if cap is None or not rate:
-        return None
-    left = cap if spent is None else Money(max(0, cap.micros - spent.micros))
-    return attempt.created_at + lease_paid_by(left, HourlyRate(rate), job)
-
-
-def lease_paid_by(left: Money, rate: HourlyRate, job: JobRecord) -> timedelta:
-    """Return how long work may continue if `left` must also pay for ending the work. `left` pays
-    for a certain time. The time that is needed to end the work is subtracted from the paid time; at
-    most half of the paid time is subtracted.
-    """
-    paid = paid_time(left, rate)
-    return paid - min(job.task.grace + MARGIN, paid / 2)
 
 
 async def _send_one_by_one(
