@@ -11,7 +11,7 @@ import time
 from .access.execs import RankExecs
 from .config import BadConfig, read_work
 from .control_client import LOST, ControlPlaneClient, complain
-from .disk import open_own, read_text, write_whole
+from .disk import read_text, write_whole
 from .documents import PORT, WorkConfig
 from .ends import (
     DONE,
@@ -24,19 +24,17 @@ from .ends import (
     describe_start,
     find_kept,
     judge,
-    judge_lost,
     keeps_entries,
     may_leave,
     serve_on,
 )
-from .failure_clues import FailureClues
-from .gpu_faults import FAILURES, GPU, NETWORK, GpuFaultScanner, read_kernel
 from .kept_program import REJOINS, KeptProgram, may_keep
 from .log import LogSpool, Redactor, make_redactor
 from .notification_socket import TaskReports
 from .outbox import MessageOutbox
 from .step_runner import StepRunner, needs_preparing
 from .tunnel import open_tunnel
+from .verdict import ExitRecord, FailureCause
 from .work.environment import add_python, make_environment
 from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
 
@@ -102,18 +100,14 @@ class RankRunner:
         self._noticed_why = ""  # what this node itself has learnt of its loss
         self._kill_timer: LoopTimer | None = None
         self._state = AgentState.WAITING
-        self._exit: dict[str, object] = {}
-        self._exit_stored = False
+        self._exit = ExitRecord(config)
         self._steps = StepRunner(loop, config, self)
         self._ports: HeldPorts | None = None
         self._cache_use: int | None = None  # see `own_cache`
         self._home_entries: HomeEntries | None = None
         self._work_from = 0  # where the output of the work itself begins in the log
         self._line_open = False  # whether the last line of the work's output has no end yet
-        self._faults, self._born = GpuFaultScanner(), time.monotonic()
-        self._clues = FailureClues()
-        self._cut_off = False  # whether the work has lost its connection to another rank
-        self._cause_known = False  # whether the work failed for a reason that is known
+        self._cause = FailureCause()
         self._notification_socket: NotificationSocket | None = None
         self._tracking: TrackingDoor | None = None
         # The task may end because it has read a notice there, before SIGTERM reaches it.
@@ -152,14 +146,11 @@ class RankRunner:
         Unless `patient` is set, exit after DELIVER_S seconds even if messages remain.
         """
         self._move(AgentState.EXITED if self._outbox.has("exited") else AgentState.OVER)
-        try:
-            with open(self._config.exit_file, encoding="utf-8", opener=open_own) as file:
-                self._exit = json.load(file)
-            self._exit_stored = True
-        except (FileNotFoundError, ValueError):
-            outcome, code, reason = self._lost_exit()
+        if not self._exit.read():
+            outcome, code, reason = self._exit.find_lost()
             self._open_home_entries(find_kept(read_text(self._config.started_file)), resume=True)
-            self._write_exit(outcome, code, self._close_home_entries(reason))
+            reason = self._close_home_entries(reason)
+            self._exit.write(self._describe_exit(outcome, code, reason))
         self._loop.after(1, self._tick)
         if not patient:
             self._loop.after(DELIVER_S, self._leave)
@@ -252,7 +243,7 @@ class RankRunner:
         """
         if self._state is AgentState.OVER and not self._log.pending:
             self._move(AgentState.EXITED)
-            self._outbox.put("exited", **self._exit)
+            self._outbox.put("exited", **self._exit.fields)
             self.link.release()
         replying = any(poll.replying for poll in self._polls)
         if (
@@ -262,7 +253,7 @@ class RankRunner:
             and self.execs.idle
             and not replying
         ):
-            work, outcome = self._work, self._exit.get("outcome")
+            work, outcome = self._work, self._exit.fields.get("outcome")
             if work is not None and self._state is AgentState.EXITED and not self._terminated:
                 spared = outcome in SPARES_NODE[work.machine]
                 self.keep_s = work.keep_s if spared else 0.0
@@ -397,8 +388,7 @@ class RankRunner:
         self._steps.rest()
         outcome, exit_code, reason = self._judge(code, 0)
         if outcome == "exit" and error:
-            reason = f"the connection to another rank was lost: {self._redactor.text(error)}"
-            self._cut_off = True
+            reason = self._cause.cut_off(self._redactor.text(error))
         self.kept_program = KeptProgram(
             work, self._first_env, self._env, self._steps, self._notification_socket, program
         )
@@ -563,8 +553,7 @@ class RankRunner:
 
     def wrote(self, data: bytes) -> None:
         """Handle output of the work."""
-        self._faults.feed(data)
-        self._clues.feed(data)
+        self._cause.feed(data)
         self._log.write(self._redactor.feed(data))
         self._line_open = data[-1:] != b"\n"
         self.link.pump()
@@ -666,32 +655,28 @@ class RankRunner:
         interrupted = interrupted or self._state is AgentState.RECLAIMED
         code = EX_TEMPFAIL if code and self.reports.again else code
         outcome, code, reason = judge(code, self._ending if interrupted else None)
-        if oom_kills and outcome == "exit":
-            reason = (
-                f"out of memory: the work used more than its limit of {self._config.memory_mib} "
-                "MiB, and the kernel killed it"
-            )
-            self._cause_known = True
-        elif self._steps.gpu_excess and outcome == "exit":
-            reason, self._cause_known = self._steps.gpu_excess, True
-        elif outcome == "exit" and (fault := self._faults.found or read_kernel(self._born)):
-            outcome, reason = GPU, f"{fault} (exit code {code})"
-        elif outcome == "exit" and self.reports.failure:
-            reason = f"{self.reports.failure}; {reason}"
+        if outcome == "exit":
+            excess, failure = self._steps.gpu_excess, self.reports.failure
+            if oom_kills:
+                excess = (
+                    "out of memory: the work used more than its limit of "
+                    f"{self._config.memory_mib} MiB, and the kernel killed it"
+                )
+            reason = f"{failure}; {reason}" if failure else reason
+            outcome, reason = self._cause.explain(code, reason, excess)
         return outcome, code, self._add_clue(outcome, reason)
 
     def _add_clue(self, outcome: str, reason: str) -> str:
         """Add to the reason of a failure what the task probably lacks."""
         if self._work is None or outcome not in ("exit", "setup"):
             return reason
-        self._cause_known = self._cause_known or self._clues.is_known()
-        clue = self._clues.explain(self._work, self._env.get("PATH", ""), self._config.folder)
-        return f"{reason}; {clue}" if clue else reason
+        path = self._env.get("PATH", "")
+        return self._cause.add_clue(reason, self._work, path, self._config.folder)
 
     def _foresee(self) -> Ended | None:
         """Return the ended work's exit message and unsent files, or None while the work runs."""
         if self._over:
-            return None if self._state is AgentState.DISMISSED else (self._exit, "", [])
+            return None if self._state is AgentState.DISMISSED else (self._exit.fields, "", [])
         if not self._steps.ended:
             return None
         failure, code, oom_kills = self._steps.verdict
@@ -761,7 +746,7 @@ class RankRunner:
             self._ports.close()
         self.execs.kill()
         self._outbox.settle()
-        self._write_exit(outcome, code, reason)
+        self._exit.write(self._describe_exit(outcome, code, reason))
         if os.path.exists(self._config.private + "/links"):
             from .data.mounts import remove_links
 
@@ -778,42 +763,8 @@ class RankRunner:
 
     def _describe_exit(self, outcome: str, code: int | None, reason: str) -> dict[str, object]:
         """Return the fields of the exit message."""
-        failure = outcome if outcome in FAILURES else None
-        stated = "program" if outcome == "exit" and self._cause_known else failure
-        stated = NETWORK if outcome == "exit" and self._cut_off else stated
-        return {
-            "outcome": outcome if failure is None else "node",
-            "failure": stated,
-            "exit_code": code,
-            "reason": FAILURES.get(outcome, "") + self._redactor.text(reason),
-            "log_bytes": self._log.size,
-        }
-
-    def _write_exit(self, outcome: str, code: int | None, reason: str) -> None:
-        """Record the exit on disk before reporting it, so that a later agent can report it if this
-        agent is killed."""
-        self._exit = self._describe_exit(outcome, code, reason)
-        try:
-            write_whole(self._config.exit_file, json.dumps(self._exit), sync=True)
-            self._exit_stored = True
-        except (
-            OSError
-        ) as error:  # The disk is full; the agent must stay alive until the exit is delivered.
-            complain(f"cannot record the exit: {error}")
-
-    def _lost_exit(self) -> tuple[str, int | None, str]:
-        """Return the outcome, exit code and reason of work whose agent was killed."""
-        try:
-            with open(self._config.status_file, encoding="ascii", opener=open_own) as file:
-                code, interrupted = (int(word) for word in file.read().split())
-            noticed = os.path.exists(self._config.notice_file)
-            ending = (
-                "preempted" if noticed else "stopped",
-                "the agent was killed while it ended the work",
-            )
-            return judge(code, ending if interrupted else None)
-        except (FileNotFoundError, ValueError):
-            return judge_lost(read_text(self._config.started_file))
+        described = self._cause.describe(outcome, code, self._redactor.text(reason))
+        return {**described, "log_bytes": self._log.size}
 
     def _write_notice(self, seconds: float, reason: str) -> None:
         notice = describe_notice(seconds, reason)
@@ -842,7 +793,7 @@ class RankRunner:
         leaves = self._over and may_leave(
             self._config.leaves_after_s,
             time.monotonic() - self.link.heard_at,
-            stored=self._exit_stored and self._log.stored and self._outbox.stored,
+            stored=self._exit.stored and self._log.stored and self._outbox.stored,
         )
         if leaves or (self._deposit is not None and self._deposit.is_complete()):
             self._leave()

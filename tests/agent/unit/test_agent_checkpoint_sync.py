@@ -18,6 +18,7 @@ from cavvy.agent.ends import AgentState
 from cavvy.agent.http_client import StorageTimeout
 from cavvy.agent.runner import RankRunner
 from cavvy.agent.sidecar import SidecarPlace
+from cavvy.agent.verdict import FailureCause
 from cavvy.agent.work import checkpoint_files, checkpoint_hand_over, checkpoint_upload
 
 
@@ -106,7 +107,7 @@ def test_a_copy_of_outputs_that_a_notice_cuts_short_is_no_failure_of_the_work(
     runner._loop, runner._kill_timer = StillLoop(), None
     runner._state = AgentState.WORKING
     runner._ending = None
-    runner._faults, runner._born = SimpleNamespace(found=""), 0.0
+    runner._cause = FailureCause()
     runner._config = SimpleNamespace(taken=None)
     runner._conclude = lambda outcome, code, reason: ended.append((outcome, code))
     runner._end("preempted", "the provider is reclaiming the node", 30.0, 5.0)

@@ -12,6 +12,7 @@ from cavvy.agent.config import BadConfig, ConfigFields
 from cavvy.agent.ends import AgentState, may_leave, serve_on
 from cavvy.agent.notification_socket import TaskReports
 from cavvy.agent.runner import RankRunner
+from cavvy.agent.verdict import ExitRecord, FailureCause
 
 
 class Timers:
@@ -62,17 +63,14 @@ def test_the_earlier_of_two_ends_counts_and_a_stop_outranks_a_notice() -> None:
 def test_what_the_reaper_wrote_down_is_told_by_the_next_agent(
     status: str | None, outcome: str, code: int | None, tmp_path: Path
 ) -> None:
-    runner: Any = RankRunner.__new__(RankRunner)
-    runner._home_entries = None
-    runner._heard_notice, runner._work = False, None
-    runner._config = SimpleNamespace(
+    config: Any = SimpleNamespace(
         status_file=str(tmp_path / "status"),
         notice_file=str(tmp_path / "notice.json"),
         started_file=str(tmp_path / "started"),
     )
     if status is not None:
         (tmp_path / "status").write_text(status)
-    assert runner._lost_exit()[:2] == (outcome, code)
+    assert ExitRecord(config).find_lost()[:2] == (outcome, code)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +92,11 @@ def test_only_what_a_signal_reached_ended_by_it(
     told: list[object] = []
     runner._steps = SimpleNamespace(interrupted=interrupted, gpu_excess="")
     runner._state = AgentState.RECLAIMED if signalled else AgentState.ENDING
-    runner._ending, runner._born, runner.reports = ("preempted", "gone"), 0.0, TaskReports()
-    runner._faults = SimpleNamespace(found="")
+    runner._ending, runner._cause, runner.reports = (
+        ("preempted", "gone"),
+        FailureCause(),
+        TaskReports(),
+    )
     runner._conclude = lambda *what: told.extend(what)
     runner._ran(code, 0)
     assert told[:2] == [outcome, code]
@@ -120,8 +121,7 @@ def test_the_reason_names_the_process_that_failed_and_its_error(
         SimpleNamespace(interrupted=False, gpu_excess=""),
         AgentState.WORKING,
     )
-    runner._ending, runner._born, runner.reports = None, time.monotonic(), TaskReports()
-    runner._faults = SimpleNamespace(found="")
+    runner._ending, runner._cause, runner.reports = None, FailureCause(), TaskReports()
     for error in ("an attempt that torchrun repeated", "KeyError: 'x'"):
         line = {"failed": {"rank": 2, "ranks": ranks, "error": error}}
         runner.reports.hear(ConfigFields(line, "a line"))

@@ -10,6 +10,7 @@ import pytest
 
 from cavvy.agent.ends import DONE, MOVES, REPORTED, AgentState
 from cavvy.agent.runner import RankRunner
+from cavvy.agent.verdict import ExitRecord, FailureCause
 
 GOING = [AgentState.WORKING, AgentState.ENDING, AgentState.RECLAIMED]
 
@@ -41,7 +42,7 @@ def make_runner(tmp_path: Path, state: AgentState) -> Any:
     """A runner in this state, whose work has a process and whose log is delivered."""
     runner: Any = RankRunner.__new__(RankRunner)
     runner._home_entries = runner._ports = runner._program = runner.kept_program = None
-    runner._cut_off = False
+    runner._cause = FailureCause()
     runner._state = state
     runner._ending = ("stopped", "") if state in (AgentState.ENDING, AgentState.RECLAIMED) else None
     runner._work = (
@@ -71,10 +72,10 @@ def make_runner(tmp_path: Path, state: AgentState) -> Any:
     runner._redactor = SimpleNamespace(flush=lambda: b"", text=str)
     runner.execs = SimpleNamespace(kill=lambda: None, idle=True)
     runner._kill_timer = runner._notification_socket = None
-    runner._heard_notice = runner._cause_known = False
+    runner._heard_notice = False
     runner._noticed_why = ""
     runner._polls = []
-    runner._exit = {}
+    runner._exit = ExitRecord(runner._config)
     runner._leave = lambda: None
     return runner
 
