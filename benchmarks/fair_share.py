@@ -18,7 +18,7 @@ from cavvy.domain.shares import HeldShare, QueueRow
 from cavvy.domain.tasks import ResourceSpec, TaskSpec, TopologyNeed
 from cavvy.domain.units import HourlyRate
 from cavvy.scheduler.queue import JobPlacement, JobScheduler, QueueCapacity, WaitingJob
-from cavvy.scheduler.shares import ShareBook, ShareRule, decay, give_turns
+from cavvy.scheduler.shares import QueueTurn, ShareBook, ShareRule, decay, give_turns
 
 _CYCLE = timedelta(seconds=60)
 _EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -143,61 +143,92 @@ def run_cohorts(
         for name, count, every, runs, priority, cpus in classes
         for number in range(count)
     )
-    rules = {str(queue): ShareRule(quota=NOMINAL) for queue in range(cohorts * queues)}
-    lines: defaultdict[int, list[tuple[int, float, int]]] = defaultdict(list)
-    held: Counter[int] = Counter()
-    ends: list[tuple[float, int, int]] = []
-    waits: defaultdict[str, list[float]] = defaultdict(list)
-    at, now = 0, 0.0
-    while at < len(arrivals) or ends:
+    state, at, now = _Cohorts(queues, arrivals, racks), 0, 0.0
+    while at < len(arrivals) or state.ends:
         changed: set[int] = set()  # cohorts
         now = min(
             arrivals[at][0] if at < len(arrivals) else float("inf"),
-            ends[0][0] if ends else float("inf"),
+            state.ends[0][0] if state.ends else float("inf"),
         )
         while at < len(arrivals) and arrivals[at][0] <= now:
-            since, rank, queue, *_ = arrivals[at]
-            heappush(lines[queue], (rank, since, at))
-            changed.add(queue // queues)
+            changed.add(state.arrive(at))
             at += 1
-        while ends and ends[0][0] <= now:
-            _, ended, cpus = heappop(ends)
-            queue = arrivals[ended][2]
-            held[queue] -= cpus
-            changed.add(queue // queues)
-            if racks is not None:
-                racks.end(str(ended))
+        while state.ends and state.ends[0][0] <= now:
+            changed.add(state.end_first())
         for cohort in sorted(changed):
-            mine = range(cohort * queues, (cohort + 1) * queues)
-            free = queues * NOMINAL - sum(held[queue] for queue in mine)
-            if not free:
+            state.start(cohort, now)
+    return now, {name: sum(each) / len(each) for name, each in state.waits.items()}
+
+
+class _Cohorts:
+    """The workloads that wait and run; `arrivals` names them by their numbers."""
+
+    def __init__(
+        self,
+        queues: int,  # of a cohort
+        arrivals: Sequence[tuple[float, int, int, str, float, int, int]],
+        racks: Racks | None,
+    ) -> None:
+        self._queues, self._arrivals, self._racks = queues, arrivals, racks
+        self._lines: defaultdict[int, list[tuple[int, float, int]]] = defaultdict(list)
+        self._held: Counter[int] = Counter()
+        self.ends: list[tuple[float, int, int]] = []
+        self.waits: defaultdict[str, list[float]] = defaultdict(list)
+
+    def arrive(self, at: int) -> int:
+        """Add a workload to its queue. Return the cohort."""
+        since, rank, queue, *_ = self._arrivals[at]
+        heappush(self._lines[queue], (rank, since, at))
+        return queue // self._queues
+
+    def end_first(self) -> int:
+        """End the workload that ends next. Return the cohort."""
+        _, ended, cpus = heappop(self.ends)
+        queue = self._arrivals[ended][2]
+        self._held[queue] -= cpus
+        if self._racks is not None:
+            self._racks.end(str(ended))
+        return queue // self._queues
+
+    def start(self, cohort: int, now: float) -> None:
+        """Start what has the turn in a cohort, as long as its CPUs suffice."""
+        mine = range(cohort * self._queues, (cohort + 1) * self._queues)
+        free = self._queues * NOMINAL - sum(self._held[queue] for queue in mine)
+        if not free:
+            return
+        started = set()
+        for turn in self._give_turns(mine):
+            at = int(turn.row.id)
+            since, _, queue, name, runs, cpus, number = self._arrivals[at]
+            if cpus > free:
+                break  # no later job passes the one that has the turn
+            if self._racks is not None and not self._racks.place(
+                turn.row.id, make_gang(name, number, cpus)
+            ):
                 continue
-            heads = sorted(entry for queue in mine for entry in sorted(lines[queue])[:_HEAD])
-            rows = [QueueRow(str(n), str(arrivals[n][2]), "", arrivals[n][5]) for _, _, n in heads]
-            names = [str(queue) for queue in mine]
-            book = ShareBook(
-                parents=dict.fromkeys(names, ""),
-                rules={name: rules[name] for name in names},
-                held=[HeldShare(project=str(q), user="", gpus=held[q], jobs=1) for q in mine],
-            )
-            started = set()
-            for turn in give_turns(rows, book):
-                since, _, queue, name, runs, cpus, number = arrivals[int(turn.row.id)]
-                if cpus > free:
-                    break  # no later job passes the one that has the turn
-                if racks is not None and not racks.place(
-                    turn.row.id, make_gang(name, number, cpus)
-                ):
-                    continue
-                free -= cpus
-                held[queue] += cpus
-                heappush(ends, (now + runs, int(turn.row.id), cpus))
-                waits[name].append(now - since)
-                started.add(int(turn.row.id))
-            if started:
-                for queue in mine:
-                    lines[queue][:] = sorted(e for e in lines[queue] if e[2] not in started)
-    return now, {name: sum(each) / len(each) for name, each in waits.items()}
+            free -= cpus
+            self._held[queue] += cpus
+            heappush(self.ends, (now + runs, at, cpus))
+            self.waits[name].append(now - since)
+            started.add(at)
+        if started:
+            for queue in mine:
+                kept = (entry for entry in self._lines[queue] if entry[2] not in started)
+                self._lines[queue][:] = sorted(kept)
+
+    def _give_turns(self, mine: Sequence[int]) -> Iterator[QueueTurn]:
+        heads = sorted(entry for queue in mine for entry in sorted(self._lines[queue])[:_HEAD])
+        rows = [
+            QueueRow(str(at), str(self._arrivals[at][2]), "", self._arrivals[at][5])
+            for _, _, at in heads
+        ]
+        names = [str(queue) for queue in mine]
+        book = ShareBook(
+            parents=dict.fromkeys(names, ""),
+            rules={name: ShareRule(quota=NOMINAL) for name in names},
+            held=[HeldShare(project=str(q), user="", gpus=self._held[q], jobs=1) for q in mine],
+        )
+        return give_turns(rows, book)
 
 
 def find_bound(classes: WorkloadClasses) -> float:

@@ -139,7 +139,18 @@ def _single(rows: _Rows) -> Iterable[str]:
         "0.1 and 0.7). No deadline may be missed.\n\n"
         "![cost divided by the optimum, by slack](policies-single.svg)\n\n"
     )
-    heads = ("", *_POLICIES)
+    yield from _single_totals(rows, main)
+    yield "\nThe ratios of `auto` / Uniform Progress / greedy in each cell:\n\n"
+    yield _single_cells(main)
+    yield "\nEach zone:\n\n"
+    zones = sorted({row["zone"] for row in main})
+    body = [(zone, *_ratios([row for row in main if row["zone"] == zone])) for zone in zones]
+    yield _table(("", *_POLICIES), body)
+
+
+def _single_totals(rows: _Rows, main: _Rows) -> Iterable[str]:
+    """The ratios in parts of the results, and what they say; `main` are the rows with the usual
+    price."""
     picks: list[tuple[str, Callable[[_Row], bool]]] = [
         ("**all cells**", lambda row: True),
         (
@@ -169,14 +180,16 @@ def _single(rows: _Rows) -> Iterable[str]:
             *(f"{max(map(_ratio, _of(main, name))):.2f}" for name in _POLICIES),
         )
     )
-    yield _table(heads, body)
+    yield _table(("", *_POLICIES), body)
     greedy, even = (_total(_of(main, name)) - 1 for name in ("greedy", "uniform-progress"))
     yield (
         "\nThe excess cost of a policy is its cost above the optimum. The excess cost of Uniform "
         f"Progress is {even / greedy:.2f} times the excess cost of greedy; the paper on Uniform "
         "Progress reports about half.\n"
     )
-    yield "\nThe ratios of `auto` / Uniform Progress / greedy in each cell:\n\n"
+
+
+def _single_cells(main: _Rows) -> str:
     deadlines = sorted({row["deadline_hr"] for row in main}, key=float)
     cells = []
     for overhead in sorted({row["overhead_hr"] for row in main}, key=float):
@@ -189,12 +202,7 @@ def _single(rows: _Rows) -> Iterable[str]:
             ]
             line.append(" / ".join(_ratios(cell)))
         cells.append(line)
-    yield _table(("", *(f"{float(deadline):g} h" for deadline in deadlines)), cells)
-    yield "\nEach zone:\n\n"
-    zones = sorted({row["zone"] for row in main})
-    yield _table(
-        heads, [(zone, *_ratios([row for row in main if row["zone"] == zone])) for zone in zones]
-    )
+    return _table(("", *(f"{float(deadline):g} h" for deadline in deadlines)), cells)
 
 
 def _several(rows: _Rows) -> Iterable[str]:

@@ -100,7 +100,45 @@ def make_rows(
     ids: JobIds, clock: YearClock, number: int, rng: random.Random
 ) -> tuple[AtomicWrite, AuditEntry]:
     """Make the rows that a job leaves that was submitted now and has ended."""
-    at = clock.now()
+    job = _make_job(ids, clock.now(), number, rng)
+    at = job.submitted_at
+    attempts, nodes, events, charges = [], [], [event_of(job, 0, at, "queued", "submitted")], []
+    tries = 2 if number % 10 == 0 else 1
+    for count in range(1, tries + 1):
+        begun, at = at, at + timedelta(minutes=rng.uniform(2, 240))
+        offer, key = rng.choice(OFFERS), attempt_id(job.id, count)
+        attempts.append(_make_attempt(job, count, offer, begun, at))
+        nodes.append(
+            Node(attempt_id=key, project=job.project, rank=0, phase=NodePhase.EXITED, exit_code=0)
+        )
+        for kind, text in (
+            ("placed", f"starts on {offer.key}"),
+            ("claimed", "the agent of rank 0 reported in on node-1"),
+            ("running", f"runs on {offer.key}"),
+            ("exited", "exit code 0"),
+            ("done", "the work succeeded"),
+        ):
+            events.append(event_of(job, count, at, kind, text))
+        hours = (at - begun) / timedelta(hours=1)
+        charges.append(
+            Charge(
+                project=job.project,
+                job_id=job.id,
+                attempt_id=key,
+                rank=0,
+                since=begun,
+                until=at,
+                rate=offer.rate,
+                amount=Money(round(offer.rate.micros_per_hour * hours)),
+            )
+        )
+    phase = JobPhase.FAILED if number % 20 == 0 else JobPhase.DONE
+    job = replace(job, phase=phase, since=at, ended_at=at, exit_code=0, attempt=tries)
+    write = AtomicWrite(jobs=[job], attempts=attempts, nodes=nodes, events=events, charges=charges)
+    return write, _audit_of(job)
+
+
+def _make_job(ids: JobIds, at: datetime, number: int, rng: random.Random) -> JobRecord:
     project, user = PROJECTS[number % len(PROJECTS)], USERS[number % len(USERS)]
     task = TaskSpec(
         name=f"train-{number}",
@@ -116,7 +154,7 @@ def make_rows(
         commit="0" * 40,
         diff=_DIFF,
     )
-    job = JobRecord(
+    return JobRecord(
         id=ids.make(),
         project=project,
         name=task.name,
@@ -126,66 +164,41 @@ def make_rows(
         submitted_at=at,
         since=at,
     )
-    attempts, nodes, events, charges = [], [], [event_of(job, 0, at, "queued", "submitted")], []
-    tries = 2 if number % 10 == 0 else 1
-    for count in range(1, tries + 1):
-        begun, at = at, at + timedelta(minutes=rng.uniform(2, 240))
-        offer, key = rng.choice(OFFERS), attempt_id(job.id, count)
-        attempts.append(
-            Attempt(
-                id=key,
-                job_id=job.id,
-                project=project,
-                number=count,
-                gang=f"rm-12345678-{key}",
-                offer=offer,
-                nodes=1,
-                phase=AttemptPhase.ENDED,
-                reason="the work succeeded",
-                outcome=AttemptOutcome.SUCCEEDED,
-                exit_code=0,
-                created_at=begun,
-                since=at,
-                ended_at=at,
-            )
-        )
-        nodes.append(
-            Node(attempt_id=key, project=project, rank=0, phase=NodePhase.EXITED, exit_code=0)
-        )
-        for kind, text in (
-            ("placed", f"starts on {offer.key}"),
-            ("claimed", "the agent of rank 0 reported in on node-1"),
-            ("running", f"runs on {offer.key}"),
-            ("exited", "exit code 0"),
-            ("done", "the work succeeded"),
-        ):
-            events.append(event_of(job, count, at, kind, text))
-        hours = (at - begun) / timedelta(hours=1)
-        charges.append(
-            Charge(
-                project=project,
-                job_id=job.id,
-                attempt_id=key,
-                rank=0,
-                since=begun,
-                until=at,
-                rate=offer.rate,
-                amount=Money(round(offer.rate.micros_per_hour * hours)),
-            )
-        )
-    phase = JobPhase.FAILED if number % 20 == 0 else JobPhase.DONE
-    job = replace(job, phase=phase, since=at, ended_at=at, exit_code=0, attempt=tries)
-    entry = AuditEntry(
+
+
+def _make_attempt(
+    job: JobRecord, number: int, offer: Offer, begun: datetime, ended: datetime
+) -> Attempt:
+    key = attempt_id(job.id, number)
+    return Attempt(
+        id=key,
+        job_id=job.id,
+        project=job.project,
+        number=number,
+        gang=f"rm-12345678-{key}",
+        offer=offer,
+        nodes=1,
+        phase=AttemptPhase.ENDED,
+        reason="the work succeeded",
+        outcome=AttemptOutcome.SUCCEEDED,
+        exit_code=0,
+        created_at=begun,
+        since=ended,
+        ended_at=ended,
+    )
+
+
+def _audit_of(job: JobRecord) -> AuditEntry:
+    """Return the entry of the job's submission in the audit log."""
+    return AuditEntry(
         at=job.submitted_at,
         signed_in=True,
-        account=user,
+        account=job.user,
         action="POST /v1/projects/{project}/jobs",
-        project=project,
-        target={"project": project},
+        project=job.project,
+        target={"project": job.project},
         after={"id": job.id, "name": job.name, "file_sha256": "0" * 64},
     )
-    write = AtomicWrite(jobs=[job], attempts=attempts, nodes=nodes, events=events, charges=charges)
-    return write, entry
 
 
 def event_of(job: JobRecord, attempt: int, at: datetime, kind: str, text: str) -> Event:

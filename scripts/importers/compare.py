@@ -491,26 +491,6 @@ def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
     }
     env = {name: value for name, value in their["env"].items() if name not in secrets.values()}
     events = their["retry"]
-    folder = their.get("folder") or ""
-
-    def is_address(source: str) -> bool:
-        return "://" in source or "@" in source.partition("/")[0]
-
-    # Without a repository, the commands start deeper if a file is above the working folder.
-    paths = [] if folder or their["repos"] else [_path(path) for _, path in their["files"]]
-    inner = "/".join(["work"] * max((path.split("/").count("..") for path in paths), default=0))
-
-    def place(path: str) -> str:
-        if inner and not path.startswith(("/", "~")):
-            return posixpath.normpath(posixpath.join(inner, path))
-        is_whole = path.startswith(("/", "~")) or not folder.startswith(("/", "~/"))
-        return path if is_whole else posixpath.normpath(posixpath.join(folder, path))
-
-    # A git repository is the working folder.
-    repos = [("." if is_address(repo[0]) else repo[0], place(repo[2])) for repo in their["repos"]]
-    shown = [(source, path) for source, path in repos if path.startswith(("/", "~/"))]
-    sent = [(source, path) for source, path in their["files"] if not is_credentials(source)]
-    files = {(_path(source), _path(place(path))) for source, path in (*sent, *shown)}
     again = None if "interruption" in events else 0
     # keys that restrict the place
     placed = {each.key for each in found.kept} & {"docker", "privileged", "instances"}
@@ -543,7 +523,7 @@ def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
             [[name, path] for name, path, optional in their["volumes"] if not optional],
             [[each.source, each.path] for each in task.volumes if each.kind in hosts],
         ),
-        ("files", files, _our_files(found, task)),
+        ("files", _place_files(their), _our_files(found, task)),
         ("cpus", their["cpus"], [need.cpus_min, need.cpus_max]),
         ("memory", their["memory"], [_gib(need.memory_min_mib), _gib(need.memory_max_mib)]),
         ("disk", their["disk"], need.disk_gib),
@@ -579,6 +559,29 @@ def compare_dstack(their: Facts, found: Translation, task: TaskSpec) -> list[Pai
             task.limits.idle and task.limits.idle.total_seconds(),
         ),
     ]
+
+
+def _place_files(their: Facts) -> set[tuple[str, str]]:
+    """The files of a dstack run, and where the commands see them."""
+    folder = their.get("folder") or ""
+    # Without a repository, the commands start deeper if a file is above the working folder.
+    paths = [] if folder or their["repos"] else [_path(path) for _, path in their["files"]]
+    inner = "/".join(["work"] * max((path.split("/").count("..") for path in paths), default=0))
+
+    def is_address(source: str) -> bool:
+        return "://" in source or "@" in source.partition("/")[0]
+
+    def place(path: str) -> str:
+        if inner and not path.startswith(("/", "~")):
+            return posixpath.normpath(posixpath.join(inner, path))
+        is_whole = path.startswith(("/", "~")) or not folder.startswith(("/", "~/"))
+        return path if is_whole else posixpath.normpath(posixpath.join(folder, path))
+
+    # A git repository is the working folder.
+    repos = [("." if is_address(repo[0]) else repo[0], place(repo[2])) for repo in their["repos"]]
+    shown = [(source, path) for source, path in repos if path.startswith(("/", "~/"))]
+    sent = [(source, path) for source, path in their["files"] if not is_credentials(source)]
+    return {(_path(source), _path(place(path))) for source, path in (*sent, *shown)}
 
 
 def _of_gang(task: TaskSpec) -> list[Pair]:
