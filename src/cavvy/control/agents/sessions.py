@@ -45,7 +45,7 @@ from cavvy.domain.messages import (
     HostFacts,
     MessagesStored,
 )
-from cavvy.domain.values import replace
+from cavvy.domain.values import Struct, replace
 from cavvy.store.base import AtomicWrite, HashMismatch, OwnWrite, RowNotFound, StaleVersion
 from cavvy.store.sql import Store
 
@@ -61,6 +61,18 @@ _WAITS = timedelta(
 _UNREADY_ASKS_AGAIN = timedelta(seconds=1)
 _LONGEST_MISSING = 500  # maximum characters of the text that states what a node lacks for a tunnel
 _TRIES = 8  # tries of a write that fails because the row was changed meanwhile
+
+
+class _AskedClaim(Struct, frozen=True, kw_only=True):
+    """A request for the work of a rank; see `AgentSessions.claim`."""
+
+    gang: str
+    rank: int
+    nonce: str
+    address: str
+    host: HostFacts
+    protocol: int
+    sealed: bool
 
 
 class AgentSessions:
@@ -111,9 +123,17 @@ class AgentSessions:
         An agent with an older `protocol` is refused if it would ignore fields of the work. `sealed`
         means that the caller gives the agent a token of its own together with the work.
         """
-        ask = partial(self._try_claim, gang, rank, nonce, address, host, protocol, sealed)
+        asked = _AskedClaim(
+            gang=gang,
+            rank=rank,
+            nonce=nonce,
+            address=address,
+            host=host,
+            protocol=protocol,
+            sealed=sealed,
+        )
         with self._listen(gang) as changed:
-            answer, pause, woken = await ask(), _INCOMPLETE.after, False
+            answer, pause, woken = await self._try_claim(asked), _INCOMPLETE.after, False
             # agents may also claim on other servers, so the gang is looked at now and then
             while wait and answer == _INCOMPLETE and not woken:
                 pause = min(2 * pause, wait)
@@ -122,22 +142,14 @@ class AgentSessions:
                     async with asyncio.timeout(pause.total_seconds()):
                         await changed.wait()
                 woken = changed.is_set()
-                answer = await ask()
+                answer = await self._try_claim(asked)
         return answer
 
-    async def _try_claim(
-        self,
-        gang: str,
-        rank: int,
-        nonce: str,
-        address: str,
-        host: HostFacts,
-        protocol: int,
-        sealed: bool,
-    ) -> ClaimGranted | ClaimWait | ClaimRefused:
+    async def _try_claim(self, asked: _AskedClaim) -> ClaimGranted | ClaimWait | ClaimRefused:
+        gang, rank = asked.gang, asked.rank
         for _ in range(_TRIES):
             try:
-                return await self._claim(gang, rank, nonce, address, host, protocol, sealed)
+                return await self._claim(asked)
             except StaleVersion:
                 continue
             except CheckpointNotReady:
@@ -295,24 +307,15 @@ class AgentSessions:
         await self._documents.close()
         await self._writes.close()
 
-    async def _claim(
-        self,
-        gang: str,
-        rank: int,
-        nonce: str,
-        address: str,
-        host: HostFacts,
-        protocol: int,
-        sealed: bool,
-    ) -> ClaimGranted | ClaimWait | ClaimRefused:
-        now = self._clock.now()
-        attempt, job, nodes = await self._reads.read(gang, None)
+    async def _claim(self, asked: _AskedClaim) -> ClaimGranted | ClaimWait | ClaimRefused:
+        now, rank, protocol = self._clock.now(), asked.rank, asked.protocol
+        attempt, job, nodes = await self._reads.read(asked.gang, None)
         if attempt.phase in GOING:
             return ClaimRefused(reason=f"attempt {attempt.number} is over: {attempt.reason}")
         if not 0 <= rank < len(nodes):
-            return ClaimRefused(reason=f"gang {gang} has no rank {rank}")
+            return ClaimRefused(reason=f"gang {asked.gang} has no rank {rank}")
         node = nodes[rank]
-        if node.claim is not None and node.claim != nonce:
+        if node.claim is not None and node.claim != asked.nonce:
             return self._claim_next(job, attempt, node, protocol)
         if node.claim is None:
             if job.stop_reason is not None:
@@ -323,18 +326,13 @@ class AgentSessions:
                 return await self._turn_away(
                     attempt, rank, f"the agent's protocol {protocol} does not support {unknown}"
                 )
-            if (
-                job.task.encrypt
-                and attempt.nodes > 1
-                and not (read_key(host) or host.tunnel_missing)
-            ):
+            encrypts = read_key(asked.host) or asked.host.tunnel_missing
+            if job.task.encrypt and attempt.nodes > 1 and not encrypts:
                 return await self._turn_away(
                     attempt, rank, "the agent cannot encrypt the traffic between ranks"
                 )
-            nodes[rank] = node = await self._grant(
-                job, attempt, replace(node, sealed=sealed), nonce, address, host, now
-            )
-            self._gather(gang, nodes)
+            nodes[rank] = await self._grant(job, attempt, node, asked, now)
+            self._gather(asked.gang, nodes)
         self.memory.hear(attempt.id, rank, now)
         return await self._give(job, attempt, nodes)
 
@@ -406,15 +404,15 @@ class AgentSessions:
         job: JobRecord,
         attempt: Attempt,
         node: Node,
-        nonce: str,
-        address: str,
-        host: HostFacts,
+        asked: _AskedClaim,
         now: datetime,
     ) -> Node:
+        host = asked.host
         granted = replace(
             node,
-            claim=nonce,
-            address=address,
+            sealed=asked.sealed,
+            claim=asked.nonce,
+            address=asked.address,
             tunnel_key=read_key(host),
             tunnel_missing=host.tunnel_missing[:_LONGEST_MISSING],
             phase=NodePhase.CLAIMED,

@@ -4,7 +4,8 @@ connects to the server over TLS; or by the server, which connects to the node by
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from cavvy.domain.offers import Offer, Quota
 from cavvy.domain.tasks import Objection, TaskSpec
@@ -127,13 +128,7 @@ class VmProvider:
         return await self._machines.offers()
 
     async def launch(self, gang: GangSpec) -> None:
-        if self._calls:
-            self._node_endpoint()
-        RECORDER.set(self._recorder)
-        async with self._ledger.lock(gang.name):
-            await self._ledger.refresh(gang.name)
-            if self._reach is not None:
-                self._launcher.public_key = await self._reach.prepare(gang)
+        async with self._prepared(gang, again=False):
             if self._recorder.begin(gang):
                 await self.offers()  # a simulated API that replays the recording needs offers
             try:
@@ -141,19 +136,24 @@ class VmProvider:
             except (NoCapacity, Refused):
                 await self._recorder.end(gang.name)
                 raise
-        if self._reach is not None:
-            self._reach.wake()
 
     async def _replace(self, gang: GangSpec, ranks: Sequence[int]) -> None:
         """See `ReplacesNodes.replace`."""
+        async with self._prepared(gang, again=True):
+            await self._launcher.replace(gang, ranks)
+
+    @asynccontextmanager
+    async def _prepared(self, gang: GangSpec, *, again: bool) -> AsyncIterator[None]:
+        """Lock the gang while machines are requested for it, and store what their agents need.
+        `again` means that the gang has started."""
         if self._calls:
             self._node_endpoint()
         RECORDER.set(self._recorder)
         async with self._ledger.lock(gang.name):
             await self._ledger.refresh(gang.name)
             if self._reach is not None:
-                self._launcher.public_key = await self._reach.prepare(gang, again=True)
-            await self._launcher.replace(gang, ranks)
+                self._launcher.public_key = await self._reach.prepare(gang, again=again)
+            yield
         if self._reach is not None:
             self._reach.wake()
 
