@@ -15,7 +15,7 @@ import pytest
 
 from cavvy.agent.work import confine
 from cavvy.capabilities.models import conversion
-from cavvy.capabilities.models.command import _copy
+from cavvy.capabilities.models.version_files import _copy
 from cavvy.cli.view.failure import CommandFailure
 
 

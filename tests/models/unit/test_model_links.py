@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.capabilities.models import command as model_command
+from cavvy.capabilities.models.version_files import find_files
 from cavvy.cli.view.failure import CommandFailure
 
 
@@ -25,6 +25,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_link_of_a_repository_is_not_what_the_user_names(folder: Path) -> None:
     with pytest.raises(CommandFailure, match="leads out of its repository"):
-        model_command._find_files("link", folder / "x")
+        find_files("link", folder / "x")
     private = folder.parent / "private"
-    assert model_command._find_files(str(private), folder / "x") == private
+    assert find_files(str(private), folder / "x") == private

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from cavvy.capabilities.models import command
+from cavvy.capabilities.models import version_files
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.client.mlflow import MlflowRegistry, RegistryRefused
 from cavvy.http_client import MOST_BYTES
@@ -193,7 +193,7 @@ def test_what_an_mlflow_server_must_not_do_is_refused(
 ) -> None:
     there.listed, there.uri, there.files = listed, uri, {"r/y": b"y"}
     with pytest.raises(CommandFailure, match=told) as caught:
-        command._pull_from(name, tmp_path / "new")
+        version_files.pull_from(name, tmp_path / "new")
     assert "\x1b" not in str(caught.value)
     assert {each.name for each in tmp_path.iterdir()} <= {"new"}
 
@@ -208,14 +208,14 @@ def test_a_large_file_comes_from_mlflow(tmp_path: Path, there: type[Registry]) -
 def test_a_model_is_read_from_the_hub_and_checked(
     tmp_path: Path, there: type[Registry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "_PIECE", 3)
+    monkeypatch.setattr(version_files, "_PIECE", 3)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     there.hub = {"onnx/m.onnx": b"weights", "onnx/labels.txt": b"cat", "onnx2/x": b"", "r.md": b"r"}
-    pull = command._pull_from
+    pull = version_files.pull_from
     assert set(read(pull("hf://org/name", tmp_path / "all"))) == set(there.hub)
     found = read(pull("hf://org/name@main/onnx", tmp_path / "part"))
     assert found == {"m.onnx": b"weights", "labels.txt": b"cat"}
-    monkeypatch.setattr(command, "_PAUSES_S", (0.0,) * 2)
+    monkeypatch.setattr(version_files, "_PAUSES_S", (0.0,) * 2)
     there.busy = [503, 429]  # a large model must not begin again for it
     assert read(pull("hf://org/name/onnx/m.onnx", tmp_path / "one")) == {"m.onnx": b"weights"}
     there.busy = [503] * 3
@@ -234,7 +234,7 @@ def test_a_model_is_read_from_the_hub_and_checked(
     with pytest.raises(CommandFailure, match="has no files"):
         pull("hf://org/name/nothing", tmp_path / "none")
     there.hub = {"a": b"", "b": b"", "c": b""}
-    monkeypatch.setattr(command, "_MOST_FILES", 2)
+    monkeypatch.setattr(version_files, "_MOST_FILES", 2)
     with pytest.raises(CommandFailure, match="more than 2 files"):
         pull("hf://org/name", tmp_path / "many")
     assert not (tmp_path / "x").exists()
@@ -246,8 +246,8 @@ def test_without_a_server_a_user_is_told_what_to_set(
     for malformed in ("sqlite:///mlflow.db", "https://[", ""):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", malformed)
         with pytest.raises(CommandFailure, match="MLFLOW_TRACKING_URI must be the URL"):
-            command._pull_from("models:/m/1", tmp_path / "new")
+            version_files.pull_from("models:/m/1", tmp_path / "new")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:hunter2@127.0.0.1:1/mlflow")
     with pytest.raises(CommandFailure, match="MLFLOW_TRACKING_PASSWORD") as caught:
-        command._pull_from("models:/m/1", tmp_path / "new")
+        version_files.pull_from("models:/m/1", tmp_path / "new")
     assert "hunter2" not in str(caught.value)

@@ -722,7 +722,7 @@ def _upload(client: "ApiClient", project: str, packages: Path, targets: tuple[st
     """Upload the packages of the devices' program, and return the snapshot's hash."""
     from tempfile import TemporaryDirectory
 
-    from cavvy.capabilities.models.command import upload_folder
+    from cavvy.capabilities.models.version_files import upload_folder
 
     with TemporaryDirectory(prefix="cavvy-packages-") as folder:
         collect_wheels(client, project, packages, targets, Path(folder))
