@@ -277,6 +277,7 @@ def show(measured: Measured, arguments: argparse.Namespace) -> None:
             ("all agents, % of one core", measured.agents_s / measured.wall_s * 100),
             ("report answered after, median, ms", statistics.median(waits) * 1000),
             ("report answered after, 99 of 100, ms", waits[reports * 99 // 100] * 1000),
+            ("requests of the user a second", 2 * len(measured.users_s) / measured.wall_s),
             ("user answered after, median, ms", statistics.median(measured.users_s) * 1000),
             ("submissions a second", arguments.jobs / measured.submitting_s),
             ("seconds until all nodes were launched", measured.placing_s),
