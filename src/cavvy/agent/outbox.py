@@ -20,6 +20,7 @@ VOLATILE = (
 )  # while the server does not answer, only the newest message of each of these kinds is kept
 # messages that only tell figures, which may wait for others as long as the server permits
 FIGURES = (*VOLATILE, "minute", "points")
+SLACK_S = 0.5  # by which figures wait less, as the next ones may come just before the pause ends
 MOST_HELD = 24  # figures of this many messages wait; the server takes up to 32 at once
 VOLATILE_S = 0.5  # minimum seconds between two messages of these kinds when nothing else is sent
 REWRITE_BYTES = 256 * 1024
@@ -47,6 +48,7 @@ class MessageOutbox:
         self._path = path
         self._unsent: list[tuple[int, str]] = []  # unacknowledged
         self._taken = 0  # the server will store the messages up to this number soon
+        self._sent = 0  # number of the last message that was sent
         self._urgent = 0  # number of the last message that waits for no other
         self._told_at = 0.0
         self.pause_s = 0.0  # how long figures wait for others, as the server last said
@@ -82,7 +84,7 @@ class MessageOutbox:
         """Whether all that the server does not have yet are figures that may wait."""
         waiting = sum(number > self._taken for number, _ in self._unsent)
         return (
-            time.monotonic() - self._told_at < self.pause_s
+            time.monotonic() - self._told_at < self.pause_s - SLACK_S
             and self._urgent <= self._taken
             and waiting < MOST_HELD
         )
@@ -137,6 +139,7 @@ class MessageOutbox:
             if len(lines) == limit:
                 break
             lines.append(line)
+            self._sent = seq
             size += len(line)
             if size > BATCH_CHARACTERS:
                 break
@@ -163,7 +166,8 @@ class MessageOutbox:
         more, such as after a crash.
         """
         self._taken = max(seq, taken)
-        self._told_at = time.monotonic()
+        # what the server has lost is sent again at once
+        self._told_at = time.monotonic() if self._taken >= self._sent else 0.0
         self._unsent = [(number, line) for number, line in self._unsent if number > seq]
         if not self._unsent and os.fstat(self._file).st_size > REWRITE_BYTES:
             os.ftruncate(self._file, 0)

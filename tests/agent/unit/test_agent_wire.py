@@ -340,6 +340,12 @@ def test_figures_wait_as_long_as_the_server_said_and_all_else_takes_them_along(
     at[0] += 1
     assert json.loads(outbox.batch())[0]["values"] == {"gpu_percent": 3}
     assert send() == ["telemetry"]
+    at[0] += 40
+    outbox.put("telemetry", values={"gpu_percent": 4})
+    assert outbox.batch()
+    outbox.acknowledge(outbox._last - 1)  # the server has not taken it
+    assert [each["kind"] for each in json.loads(outbox.batch())] == ["telemetry"]
+    outbox.acknowledge(outbox._last)
     for _ in range(MOST_HELD):
         assert send() == []
         outbox.put("points", series=[])
