@@ -87,6 +87,8 @@ class ReportingAgent:
         if self._outbox.told and self._told_at is not None:
             self.waits_s.append(time.monotonic() - self._told_at)
             self._told_at = None
+        elif self._outbox.holds:  # the rest is newer than the report, and waits for the next one
+            self._told_at = None
 
     def dismissed(self, reason: str) -> None:
         self.over, self._told_at = True, None
