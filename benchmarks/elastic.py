@@ -6,15 +6,16 @@ nodes are kept, and if the gang is started again.
 
 The provider is `local` at 3.60 dollars an hour; a node is an agent with its processes on this
 machine, which are killed at once, at random, as by a power cut. The program is a small model under
-`cavvy.train`, whose ranks are started by `cavvy.train` itself or by torchrun. For each policy, the
-benchmark measures from the kill until all ranks have repeated the step at which they were, counts
-the agents that were started and those that were kept, and compares the final weights with those of
-a run without losses, bit for bit, and the bill with the lifetimes that the provider has recorded.
+`cavvy.train`, whose ranks are started by `cavvy.train` itself, by torchrun, or by the launcher
+`$CAVVY_TORCHRUN` (`kept`). For each policy, the benchmark measures from the kill until all ranks
+have repeated the step at which they were, counts the agents that were started and those that were
+kept, and compares the final weights with those of a run without losses, bit for bit, and the bill
+with the lifetimes that the provider has recorded.
 
 All nodes are on one machine, so a new node has no machine to boot and finds its setup in the cache:
 what is left of a loss is its discovery, the end of the other ranks, and the start of the programs,
-which import PyTorch. With `cavvy.train` alone, the programs of kept nodes stay, so only the new one
-starts; with torchrun, all start.
+which import PyTorch. With `cavvy.train` alone and with `kept`, the programs of kept nodes stay, so
+only the new one starts; with torchrun, all start.
 `--setup-s` adds a setup of so many seconds, which each node of a new gang repeats.
 """
 
@@ -79,7 +80,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--losses", type=int, default=30)
     parser.add_argument("--gap", type=int, default=40, help="steps between two losses")
-    parser.add_argument("--launcher", choices=("train", "torchrun"), default="train")
+    parser.add_argument("--launcher", choices=("train", "torchrun", "kept"), default="train")
     parser.add_argument("--setup-s", type=float, default=0.0)
     parser.add_argument("--policies", nargs="+", default=["repair", "restart"])
     parser.add_argument("--seed", type=int, default=4)
@@ -141,6 +142,8 @@ def run(
             f"exec {sys.executable} -m torch.distributed.run --nnodes $NNODES --nproc-per-node 1 "
             f"--node-rank $NODE_RANK {address} {program}"
         )
+    if asked.launcher == "kept":
+        start = f'exec {sys.executable} "$CAVVY_TORCHRUN" {program}'
     setup = f"setup: sleep {asked.setup_s}\n" if asked.setup_s else ""
     file = folder / f"{name}.yaml"
     file.write_text(

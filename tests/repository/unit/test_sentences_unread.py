@@ -36,6 +36,7 @@ ALLOWED = {
     "client/tunnel.py": "a JSON object",
     "agent/work/mpi.py": "a JSON object",
     "train/world.py": "a gloo error names its source file",
+    "agent/work/torchrun.py": "as in train/world.py",
     "providers/hosts/supervisor/service.py": "an exit code in a file",
 }
 # A cloud's provider gives this reason itself: "only the message tells a full zone from wrong values".

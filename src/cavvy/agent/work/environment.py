@@ -223,23 +223,29 @@ def _rank(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
         "CAVVY_HOSTFILE": config.host_file,
         "CAVVY_MPI": f"{sys.executable if work.image is None else 'python3'} {config.mpi_program}",
         "CAVVY_MPI_KEY": work.gang_key,
+        "CAVVY_TORCHRUN": config.torchrun_program,
         **(tunnel_variables(config) if work.tunnel is not None else {}),
     }
 
 
 def write_rank_files(config: AgentConfig, work: WorkConfig) -> None:
     """Write the files whose paths are in the gang's variables: the list of hosts (lines `address
-    slots=N`), and the program that starts MPI on these hosts.
+    slots=N`), and the programs that start MPI on these hosts, and a training on this one.
     """
     slots = work.accelerators_per_node or 1
     write_whole(
         config.host_file, "".join(f"{address} slots={slots}\n" for address in work.addresses)
     )
+    _write_program("torchrun.py", config.torchrun_program)
     if work.nodes > 1:
-        import pkgutil
+        _write_program("mpi.py", config.mpi_program)
 
-        source = pkgutil.get_data(__package__ or "", "mpi.py")
-        write_whole(config.mpi_program, (source or b"").decode())
+
+def _write_program(name: str, path: str) -> None:
+    import pkgutil
+
+    source = pkgutil.get_data(__package__ or "", name)
+    write_whole(path, (source or b"").decode())
 
 
 def use_shell(env: dict[str, str], path: str, hidden: str = "") -> None:
