@@ -807,17 +807,13 @@ def _is_signed(key: str, proof: Proof) -> bool:
 
 
 def _read_model(told: ModelTold) -> ModelReport:
-    return ModelReport(
-        name=told.name,
-        serving=told.serving,
-        on_trial=told.on_trial,
-        refused=told.refused,
-        refused_in=told.refused_in,
-        unfetched=told.unfetched,
-        problem=told.problem[:_MOST_PROBLEM],
-        sums=RevisionSums() if told.sums is None else RevisionSums(**vars(told.sums)),
-        paths=None if told.paths is None else PathCounts(**vars(told.paths)),
-    )
+    """A field that both have under one name is taken over."""
+    changed: dict[str, Any] = {
+        "problem": told.problem[:_MOST_PROBLEM],
+        "sums": RevisionSums() if told.sums is None else RevisionSums(**vars(told.sums)),
+        "paths": None if told.paths is None else PathCounts(**vars(told.paths)),
+    }
+    return ModelReport(**{**vars(told), **changed})
 
 
 def _read_values(ask: wire.SettingsAsk) -> tuple[dict[str, float | str], dict[str, str]]:
