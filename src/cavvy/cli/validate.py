@@ -79,7 +79,8 @@ def _validate(
         try:
             text = sys.stdin.read() if file == "-" else None
             options = ReadOptions(dialect=dialect, text=text)
-            if not dialect and (script := read_script_task(file, None, {})):
+            beside = str(Path(file).absolute().parent)
+            if not dialect and (script := read_script_task(file, None, {}, beside)):
                 options = ReadOptions(dialect="cavvy", text=script, takes_folder=True)
             found = load_file(file, params, now=datetime.now(UTC), options=options)
             folder = Path(file).absolute().parent

@@ -440,3 +440,9 @@ def test_a_cache_in_the_home_folder_is_a_folder_of_the_container(folder: Path) -
     assert "home folder" in complain(
         folder, "services: {a: {image: b, volumes: ['~/.cache/../.ssh:/x']}}"
     )
+
+
+def test_a_missing_folder_whose_name_begins_with_a_point(folder: Path) -> None:
+    task = read_one(folder, "volumes: ['./.cache/:/cache']")
+    assert task.volumes == ()
+    assert "./.cache/ is empty here" in list_notes(folder)

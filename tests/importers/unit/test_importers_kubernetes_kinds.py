@@ -367,3 +367,78 @@ def test_a_port_of_another_protocol_is_no_service() -> None:
         read(database, serves=True)
     named = make_stateful(1, ports=[{"containerPort": 5432, "name": "http"}])
     assert read(named, serves=True).service is not None
+
+
+def make_train_job(runtime: str, **trainer: Any) -> dict[str, Any]:
+    spec = {"runtimeRef": {"name": runtime}, "trainer": trainer}
+    head = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob"}
+    return {**head, "metadata": {"name": "t"}, "spec": spec}
+
+
+def make_runtime(name: str, policy: dict[str, Any], **container: Any) -> dict[str, Any]:
+    pod = {"template": {"spec": {"containers": [{"name": "node", **container}]}}}
+    jobs = {"replicatedJobs": [{"name": "node", "template": {"spec": pod}}]}
+    head = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime"}
+    spec = {"mlPolicy": policy, "template": {"spec": jobs}}
+    return {**head, "metadata": {"name": name}, "spec": spec}
+
+
+def test_a_train_job_takes_what_its_runtime_in_the_file_says() -> None:
+    policy = {"numNodes": 2, "torch": {"numProcPerNode": 3}}
+    env = [{"name": "A", "value": "1"}, {"name": "B", "value": "1"}]
+    runtime = make_runtime("own", policy, image="img", env=env, resources=GPU)
+    own = [{"name": "B", "value": "2"}]
+    task = read(runtime, make_train_job("own", command=["python", "t.py"], env=own))
+    assert (task.nodes, task.image, task.env) == (2, "img", {"A": "1", "B": "2"})
+    assert task.resources.accelerators[0].count_min == 1
+    assert "PET_NPROC_PER_NODE=3" in task.run
+    assert read(runtime, make_train_job("own", command=["x"], numNodes=4)).nodes == 4
+    for other, said in (
+        (make_runtime("own", {"mpi": {}}, image="img"), "another way than torchrun"),
+        (make_runtime("else", policy, image="img"), "has the image; write `image` here"),
+    ):
+        found = find(other, make_train_job("own", command=["x"]))
+        assert any(said in each.reason for each in found.refused)
+
+
+def test_the_index_of_a_pod_is_known_on_the_node() -> None:
+    path = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    env = [{"name": "RANK", "valueFrom": {"fieldRef": {"fieldPath": path}}}]
+    job = make_job([], {"name": "v", "emptyDir": {}}, env=env, args=["$(RANK)"])
+    job["spec"] |= {"completions": 2, "completionMode": "Indexed"}
+    run = read(job).run
+    lines = [
+        'export JOB_COMPLETION_INDEX="${CAVVY_ARRAY_INDEX:-0}"',
+        'export RANK="$JOB_COMPLETION_INDEX"',
+        'exec true "${RANK}"',
+    ]
+    assert run.splitlines() == lines
+    said = subprocess.run(
+        ["sh", "-c", run.replace("exec true", "echo")],
+        env={"PATH": os.environ["PATH"], "CAVVY_ARRAY_INDEX": "5"},
+        capture_output=True,
+        check=True,
+    )
+    assert said.stdout == b"5\n"
+    del job["spec"]["completionMode"]  # such pods have no index
+    assert any("fieldRef" in each.reason for each in find(job).refused)
+
+
+def test_a_schedule_of_several_pods_is_refused_at_once() -> None:
+    inner = make_job([], {"name": "v", "emptyDir": {}})["spec"]
+    inner["completions"] = 3
+    spec = {"schedule": "0 * * * *", "jobTemplate": {"spec": inner}}
+    job = {"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "c"}, "spec": spec}
+    assert [each.key for each in find(job).refused] == ["spec.jobTemplate.spec.completions"]
+
+
+def test_a_model_that_kserve_would_copy_is_refused() -> None:
+    container = {
+        **{"name": "kserve-container", "image": "img", "command": ["serve"]},
+        "env": [{"name": "STORAGE_URI", "value": "s3://b/model"}],
+    }
+    service = {
+        **{"apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService"},
+        **{"metadata": {"name": "s"}, "spec": {"predictor": {"containers": [container]}}},
+    }
+    assert any(each.key == "env.STORAGE_URI" for each in find(service).refused)

@@ -54,14 +54,17 @@ def test_environments(folder: Path) -> None:
     (folder / "python_env.yaml").write_text(
         'python: "3.10"\nbuild_dependencies: [pip, wheel]\ndependencies: ["-r req.txt", "a>1"]\n'
     )
-    (folder / "conda.yaml").write_text("dependencies: [python]\n")
+    (folder / "req.txt").write_text("six\n")
+    (folder / "conda.yaml").write_text("dependencies: [python, numpy]\n")
     own = "entry_points: {main: {command: echo hi}}\n"
     keys, notes = read(folder, text=own + "python_env: python_env.yaml\n")
     assert keys["setup"]["run"] == "python3 -m pip install pip wheel -r req.txt 'a>1'"
+    assert keys["setup"]["uses"] == ["req.txt"]
     assert any("Python 3.10" in each for each in notes)
     keys, notes = read(folder, text=own + "conda_env: conda.yaml\n")
-    assert "conda env create" in keys["setup"]["run"]
-    assert keys["run"].endswith("sh -c 'echo hi'")
+    assert "needs conda" in keys["setup"]["run"]
+    assert keys["setup"]["uses"] == ["conda.yaml"]
+    assert keys["run"].endswith("/activate\necho hi")
     assert any("conda" in each for each in notes)
     docker = "docker_env: {image: team/train, environment: [[A, b], HOME_TOKEN]}\n"
     keys, notes = read(folder, text=own + docker)

@@ -215,3 +215,10 @@ def test_names_that_a_node_lacks_are_said() -> None:
     text = f"{HEAD}#PBS -l ncpus=4\npython a.py $PBS_NCPUS $PBS_SITE\n"
     found = parse_file(text, file="a.pbs")
     assert [(each.line, each.key) for each in found.kept] == [(3, "$PBS_SITE")]
+
+
+def test_memory_without_a_unit_is_in_bytes_and_said() -> None:
+    found = parse_file(f"{HEAD}#PBS -l mem=32\nhostname\n", file="job.pbs")
+    assert any("32 are bytes" in each.reason for each in found.kept)
+    found = parse_file(f"{HEAD}#PBS -l mem=32gb\nhostname\n", file="job.pbs")
+    assert not any("bytes" in each.reason for each in found.kept)

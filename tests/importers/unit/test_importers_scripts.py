@@ -106,6 +106,129 @@ def test_dependencies_of_the_nearest_file(tmp_path: Path) -> None:
     assert found["uses"] == ["src/requirements.txt"]
 
 
+def test_an_environment_of_conda_is_made_with_its_tool(tmp_path: Path) -> None:
+    script = make(tmp_path / "src/t.py", "x\n")
+    make(
+        tmp_path / "environment.yml",
+        "name: a\ndependencies:\n  - conda-forge::numpy>=2\n  - pip:\n    - -r more.txt\n",
+    )
+    make(tmp_path / "more.txt", "six\n")
+    found = read_script(script, "x\n", [], tmp_path, processes=1)
+    setup = found.keys["setup"]
+    assert setup["uses"] == ["environment.yml", "more.txt"]
+    assert found.keys["run"].endswith("/activate\nexec python3 src/t.py")
+    assert any("with conda, which the node needs" in each for each in found.notes)
+    # a stand-in for conda makes the environment, and the command of the job finds its program
+    conda = make(
+        tmp_path / "bin/conda",
+        """#!/bin/sh
+case "$1" in
+env) mkdir -p "$5/bin" && cp "$7" "$5/" && printf 'echo in the environment\n' > "$5/bin/python3"
+  chmod +x "$5/bin/python3" ;;
+shell.posix) echo "PATH='$3/bin':\\"\\$PATH\\"" ;;
+esac
+""",
+    )
+    conda.chmod(0o755)
+    bare = {"PATH": "/usr/bin:/bin", "CAVVY_SETUP_DIR": str(tmp_path / "kept")}
+    with_conda = {**bare, "PATH": f"{conda.parent}:{bare['PATH']}"}
+    done = subprocess.run(
+        ["sh", "-ec", setup["run"]], cwd=tmp_path, env=with_conda, capture_output=True, check=True
+    )
+    assert (tmp_path / "kept/conda/environment.yml").is_file(), done.stderr
+    run = ["sh", "-ec", found.keys["run"]]
+    done = subprocess.run(run, cwd=tmp_path, env=with_conda, capture_output=True, check=True)
+    assert done.stdout == b"in the environment\n"
+    fails = subprocess.run(
+        ["sh", "-ec", setup["run"]], cwd=tmp_path, env=bare, capture_output=True, check=False
+    )
+    assert (fails.returncode, b"needs conda, mamba or micromamba" in fails.stderr) == (1, True)
+
+
+def test_an_environment_that_only_pip_makes_needs_no_conda(tmp_path: Path) -> None:
+    script = make(tmp_path / "t.py", "x\n")
+
+    def setup(*lines: str) -> object:
+        text = "dependencies:\n" + "".join(f"  {line}\n" for line in lines)
+        make(tmp_path / "environment.yml", text)
+        return read(script).get("setup")
+
+    assert setup("- python=3.11", "- pip", "- pip:", "  - -r a.txt", "  - six>1") == {
+        "run": "python3 -m pip install -r a.txt 'six>1'",
+        "uses": ["environment.yml"],
+    }
+    assert setup("- pip:", "  - -e .") == {"run": "python3 -m pip install -e ."}
+    assert setup("- python=3.11") is None
+    for wrong in ("- [", "- *all"):
+        with pytest.raises(ValueError, match=r"environment\.yml"):
+            setup(wrong)
+
+
+def test_an_environment_of_pixi(tmp_path: Path) -> None:
+    script = make(tmp_path / "t.py", "x\n")
+    make(tmp_path / "pixi.lock", "version: 6\n")
+    found = read_script(script, "x\n", [], tmp_path, processes=1)
+    assert ("setup" in found.keys, "no pixi.toml" in found.notes[0]) == (False, True)
+    make(tmp_path / "pixi.toml", "[pypi-dependencies]\nown = {path = '.'}\n")
+    found = read_script(script, "x\n", [], tmp_path, processes=1)
+    assert ("setup" in found.keys, "by its path" in found.notes[0]) == (False, True)
+    make(tmp_path / "pixi.toml", "[dependencies]\nnumpy = '*'\n")
+    found = read_script(script, "x\n", [], tmp_path, processes=1)
+    setup = found.keys["setup"]
+    assert setup["uses"] == ["pixi.lock", "pixi.toml"]
+    pixi = make(
+        tmp_path / "bin/pixi",
+        """#!/bin/sh
+case "$1" in
+install) test -f "$4" && test -f "${4%/*}/pixi.lock" ;;
+shell-hook) echo 'SEEN=yes' ;;
+esac
+""",
+    )
+    pixi.chmod(0o755)
+    env = {"PATH": f"{pixi.parent}:/usr/bin:/bin", "CAVVY_SETUP_DIR": str(tmp_path / "kept")}
+    begin = found.keys["run"].partition("\n")[0]
+    script_text = f"{setup['run']}\nSEEN=\n{begin}\necho $SEEN"
+    done = subprocess.run(
+        ["sh", "-ec", script_text], cwd=tmp_path, env=env, capture_output=True, check=True
+    )
+    assert done.stdout == b"yes\n"
+
+
+def test_files_of_a_setup_are_sent_with_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / "requirements.txt", "six\n")
+    make(tmp_path / "src/t.py", "x\n")
+    for words in (["validate", "src/t.py"], ["convert", "src/t.py"]):
+        done = CliRunner().invoke(cli, words)
+        assert done.exit_code == 0, done.output
+    assert "workdir: ." in done.output
+    assert "- requirements.txt" in done.output
+    # an image runs the setup each time, and has no list of files
+    done = CliRunner().invoke(cli, ["convert", "src/t.py", "--image", "python:3.12"])
+    assert (done.exit_code, "uses" in done.output) == (0, False), done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("A=$(scontrol show hostname x | head -n 1)\n", "calls scontrol"),
+        ("echo $SLURM_NODELIST\n", "uses $SLURM_NODELIST"),
+        ("echo ${SLURM_JOB_ID:-0}\n", ""),
+        ("ray job submit --address http://localhost:8265 -- python a.py\n", "starts none"),
+        ("ray job submit \\\n  --no-wait -- python a.py\n", "starts none"),
+        ("ray start --head\nray job submit -- python a.py\n", ""),
+        ("ray job submit --address=http://cluster:8265 -- python a.py\n", ""),
+    ],
+)
+def test_what_only_batch_scripts_have_is_said(tmp_path: Path, text: str, said: str) -> None:
+    script = make(tmp_path / "t.sh", text)
+    notes = read_script(script, text, [], tmp_path, processes=1).notes
+    assert [said in each for each in notes] == ([True] if said else [])
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [(f"{HEAD}x = 1\n{HEAD}", "appears twice"), (HEAD.replace("[", "{", 1), "t.py:1: the head")],

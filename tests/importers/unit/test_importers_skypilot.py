@@ -882,3 +882,18 @@ def test_a_callback_that_posts_to_one_address_is_a_webhook(command: str, url: st
     (told,) = (each for each in found.kept if each.key == "event_callback")
     assert not told.refused
     assert ("becomes `webhooks`" in told.reason) is (url is not None)
+
+
+def test_a_path_in_the_home_folder_can_be_written_as_a_cavvy_file() -> None:
+    text = (
+        "run: x\nworkdir: .\ninputs: [{source: 'gs://b/', target: ~/.cache/hub/}]\n"
+        "volumes: [{folder: conf, path: ~/conf}]\n"
+    )
+    task = parse_task(text, file="f.yaml")
+    assert [each.target for each in task.inputs] == ["~/.cache/hub"]
+    assert [each.path for each in task.volumes] == ["~/conf"]
+    for wrong, said in (("target: ~/../x", "leads out"), ("target: '~/'", "working folder")):
+        with pytest.raises(SpecError, match=said):
+            parse_task(f"run: x\ninputs: [{{source: 'gs://b/', {wrong}}}]\n", file="f.yaml")
+    with pytest.raises(SpecError, match="write an absolute path"):
+        parse_task("run: x\nvolumes: [{host: /a, path: ~/a}]\n", file="f.yaml")

@@ -88,6 +88,7 @@ def test_tasks_follow_the_nodes_of_a_range(
         (["-n 4", "--gpus-per-task=v100:1"], "V100", 4),
         (["--gpus-per-node=2", "--constraint=h100&ib"], "H100", 2),
         (["--gres=gpu:2", "-N 2", "--gpus=4"], None, 2),
+        (["--gpus=v100-32:4"], "V100", 4),
     ],
 )
 def test_gpus(lines: list[str], name: str | None, count: int) -> None:
@@ -144,6 +145,8 @@ def test_times(text: str, minutes: float | None) -> None:
         ("--signal=NOPE@60", "a signal such as"),
         ("--cpus-per-gpu=4", "asks for none"),
         ("train.py", "is no option of sbatch"),
+        ("hetjob", "parts with different nodes"),
+        ("packjob", "`group` in Cavvy files"),
         ("--comment='open", "cannot be read"),
         ("--job-name", "has no value"),
     ],

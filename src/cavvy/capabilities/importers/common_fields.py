@@ -9,7 +9,7 @@ from cavvy.domain.tasks import AcceleratorNeed, Workdir
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import Struct
 from cavvy.spec.fields.kinds import WrongValue
-from cavvy.spec.fields.places import check_header_name, check_header_value, check_path
+from cavvy.spec.fields.places import check_header_name, check_header_value
 from cavvy.spec.fields.workdir import is_commit
 from cavvy.spec.kept_keys import TranslationNotes
 from cavvy.spec.problems import SourceMark, slug
@@ -50,15 +50,6 @@ def find_header_problem(name: str, value: str) -> str:
     except WrongValue as error:
         return str(error)
     return ""
-
-
-def read_place(text: str) -> str:
-    """Return the path of a mounted file or folder on the node: an absolute path, or a path within
-    the home folder or the working folder. Raises WrongValue.
-    """
-    if text.startswith("~/") and ".." not in text.split("/"):
-        return text.rstrip("/")
-    return check_path(text)
 
 
 def read_tags(table: Node, key: str) -> dict[str, str]:

@@ -10,20 +10,18 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-import yaml
-
+from cavvy.capabilities.importers.dependency_files import (
+    list_required,
+    read_conda,
+    split_options,
+)
+from cavvy.capabilities.importers.plain_yaml import read_table
 from cavvy.spec.problems import nearest, slug
 
 NAME = "MLproject"
 _KEYS = ("name", "conda_env", "python_env", "docker_env", "entry_points")
 _TYPES = ("string", "float", "path", "uri", "int", "integer", "bool", "boolean")
 _REFERENCE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-_MOST_BYTES = 1 << 20
-_CONDA = """\
-command -v conda >/dev/null || {{
-  echo "{file} needs conda on the node: add --image condaforge/miniforge3" >&2; exit 1; }}
-conda env create --quiet --prefix "$HOME/.mlflow-env" --file {file}
-"""
 
 
 def read_project(
@@ -32,7 +30,7 @@ def read_project(
     """Return the keys of the task of a project, and notes. `arguments` are those of `mlflow run`.
     Raises ValueError for a project that cannot be run.
     """
-    project = _read_table(path, text)
+    project = read_table(path, text, "MLflow project")
     notes: list[str] = []
     for key in project:
         if key not in _KEYS:
@@ -55,48 +53,14 @@ def read_project(
         keys["setup"] = _read_python(path, str(project["python_env"]), notes)
     elif "conda_env" in stated:
         file = _find_file(path, str(project["conda_env"]))
-        keys["setup"] = {"run": _CONDA.format(file=quote(file)), "uses": []}
-        own = '"$HOME/.mlflow-env"'
-        keys["run"] = f"conda run --no-capture-output --prefix {own} sh -c {quote(command)}"
-        notes.append(f"the setup makes the environment of {file} with conda, which the node needs")
+        if setup := read_conda(path.parent, file, notes):
+            keys["setup"] = setup.keys
+            keys["run"] = f"{setup.begin}\n{command}" if setup.begin else command
     notes.append(
         "no run of MLflow is made before the command; it makes its own, in ./mlruns or where "
         "MLFLOW_TRACKING_URI says"
     )
     return keys, notes
-
-
-def _read_table(path: Path, text: str) -> dict[str, Any]:
-    if len(text) > _MOST_BYTES:
-        raise ValueError(f"{path}: the file is too long for an MLflow project")
-    documents = _load_plain(path, text)
-    if not isinstance(documents, dict):
-        raise ValueError(f"{path}: the file is no MLflow project: expected a table as YAML")
-    return documents
-
-
-def _load_plain(path: Path, text: str) -> object:
-    try:
-        _check_aliases(path, text)
-        return yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ValueError(f"{path}:{line}: this is no YAML: {error.problem}") from None
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ValueError(f"{path}: this is no YAML: {error}") from None
-
-
-def _check_aliases(path: Path, text: str) -> None:
-    """Refuse aliases of tables and lists, which can stand for more than fits into memory."""
-    scalars: set[str] = set()
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.ScalarEvent) and event.anchor:
-            scalars.add(event.anchor)
-        elif isinstance(event, yaml.CollectionStartEvent) and event.anchor:
-            scalars.discard(event.anchor)
-        elif isinstance(event, yaml.AliasEvent) and event.anchor not in scalars:
-            message = f"*{event.anchor} is no alias of a single value; write the values out"
-            raise ValueError(f"{path}: {message}")
 
 
 def _read_arguments(words: Sequence[str]) -> tuple[str, dict[str, str]]:
@@ -235,13 +199,12 @@ def _find_file(path: Path, name: str) -> str:
 def _read_python(path: Path, name: str, notes: list[str]) -> dict[str, Any]:
     """Return the setup for a `python_env`, which is as pip reads it."""
     file = path.parent / _find_file(path, name)
-    table = _read_table(file, file.read_text("utf-8"))
-    words: list[str] = []
-    for key in ("build_dependencies", "dependencies"):
-        for each in table.get(key) or ():
-            option, space, rest = str(each).partition(" ")
-            apart = space and option in ("-r", "-c", "-e")
-            words += [option, rest.strip()] if apart else [str(each)]
+    table = read_table(file, file.read_text("utf-8"), "environment of Python")
+    lines = [
+        str(each) for key in ("build_dependencies", "dependencies") for each in table.get(key) or ()
+    ]
     if table.get("python"):
         notes.append(f"{name} names Python {table['python']}; the node's own python3 is used")
-    return {"run": f"python3 -m pip install {' '.join(map(quote, words))}", "uses": []}
+    uses = [each for each in list_required(lines) if (path.parent / each).exists()]
+    words = " ".join(map(quote, split_options(lines)))
+    return {"run": f"python3 -m pip install {words}", "uses": uses}

@@ -6,7 +6,6 @@ file of `accelerate config`: its command, and how to install what it needs.
 file beside or above it states.
 """
 
-import os
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -15,9 +14,11 @@ from shlex import join, quote
 from typing import Any
 
 from cavvy.capabilities.importers.accelerate_configs import is_accelerate_config, read_accelerate
+from cavvy.capabilities.importers.dependency_files import FileSetup, find_file_setup
 from cavvy.capabilities.importers.mlflow_projects import NAME as PROJECT
 from cavvy.capabilities.importers.mlflow_projects import read_project
 from cavvy.capabilities.importers.notebooks import SUFFIX, read_notebook, read_notebook_text
+from cavvy.capabilities.importers.script_names import list_missing
 from cavvy.task_files.foreign import ScriptTask
 
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata/
@@ -53,9 +54,11 @@ _OTHER_SYSTEMS = (
     ),
 )
 _OF_SLURM = re.compile(
-    r"(?:^[ \t]*(?:\w+=\S*[ \t\\\n]+)*|^[^#\n]*(?:\$\(|`)[ \t]*)(srun|sbatch|salloc|squeue)\b",
+    r"(?:^[ \t]*(?:\w+=\S*[ \t\\\n]+)*|^[^#\n]*(?:\$\(|`)[ \t]*)"
+    r"(srun|sbatch|salloc|squeue|scontrol)\b",
     re.MULTILINE,
 )
+_RAY_SUBMIT = re.compile(r"^[ \t]*ray job submit\b((?:[^\n\\]|\\.|\\\n)*)", re.MULTILINE)
 _DIRECTIVES = re.compile(r"^#(SBATCH|PBS)\s", re.MULTILINE)
 
 
@@ -97,9 +100,9 @@ def read_script(
     if folder != here:
         keys["workdir"] = str(folder)
     if suffix == SUFFIX:
-        setup = _find_file_setup(path, folder, notes)
-        found, said = read_notebook(path, text, arguments, name, setup)
-        return ScriptTask(keys={**keys, **found}, notes=(*notes, *said))
+        setup = find_file_setup(path, folder, notes)
+        found, said = read_notebook(path, text, arguments, name, setup.keys if setup else None)
+        return ScriptTask(keys=_add_setup({**keys, **found}, setup), notes=(*notes, *said))
     if path.name == PROJECT:
         found, said = read_project(path, text, arguments)
         if folder != path.parent or folder != here:
@@ -110,7 +113,7 @@ def read_script(
         script = here / arguments[0]
         if script.suffix == ".py" and script.is_file():
             setup = _find_setup(script, script.read_text("utf-8"), here, notes)
-            found |= {"setup": setup} if setup else {}
+            found = _add_setup(found, setup)
         return ScriptTask(keys={**keys, **found}, notes=(*notes, *said))
     notes += _list_unread(text)
     command = [*_find_interpreter(path, suffix, text), name, *arguments]
@@ -122,8 +125,8 @@ def read_script(
                 f"{path.name} uses torch.distributed, so torchrun starts it once for each of the "
                 f"{processes} GPUs"
             )
-        if setup := _find_setup(path, text, folder, notes):
-            keys["setup"] = setup
+        keys.setdefault("run", f"exec {join(command)}")
+        keys = _add_setup(keys, _find_setup(path, text, folder, notes))
     keys.setdefault("run", f"exec {join(command)}")
     return ScriptTask(keys=keys, notes=tuple(notes))
 
@@ -152,7 +155,24 @@ def _list_unread(text: str) -> list[str]:
             f"the script calls {found[1]}, which only batch scripts find: --as slurm reads it as "
             "one of Slurm"
         )
+    elif missing := next((each.name for each in list_missing(text, "SLURM_", ())), ""):
+        notes.append(
+            f"the script uses {missing}, which only batch scripts have: --as slurm reads it as one "
+            "of Slurm"
+        )
+    submits = _RAY_SUBMIT.search(text)
+    if submits and "ray start" not in text and _is_here(submits[1]):
+        notes.append(
+            "the script submits a job to a cluster of Ray on its own machine, and starts none: "
+            "`cavvy run --gpu 1 -- COMMAND` runs the command behind its `--` as a job"
+        )
     return notes
+
+
+def _is_here(words: str) -> bool:
+    """Return whether words of `ray job submit` name no cluster, or one on the same machine."""
+    found = re.search(r"--address[= ]+[\"']?(\S+)", words)
+    return found is None or "127.0.0.1" in found[1] or "localhost" in found[1]
 
 
 def _looks_like_yaml(path: Path) -> bool:
@@ -180,66 +200,26 @@ def _find_interpreter(path: Path, suffix: str, text: str) -> list[str]:
     return [_INTERPRETERS[suffix]]
 
 
-def _find_setup(path: Path, text: str, folder: Path, notes: list[str]) -> dict[str, Any] | None:
+def _find_setup(path: Path, text: str, folder: Path, notes: list[str]) -> FileSetup | None:
     """Return the setup that installs the dependencies of a script, or None without any."""
     head = _read_head(path, text)
-    if head is not None:
-        if version := head.get("requires-python"):
-            notes.append(f"{path.name} needs Python {version}; the node's own python3 runs it")
-        needs = [str(each) for each in head.get("dependencies", ())]
-        if not needs:
-            return None
-        notes.append(f"the setup installs what the head of {path.name} states: {', '.join(needs)}")
-        return {"run": f"python3 -m pip install {join(needs)}", "uses": []}
-    return _find_file_setup(path, folder, notes)
+    if head is None:
+        return find_file_setup(path, folder, notes)
+    if version := head.get("requires-python"):
+        notes.append(f"{path.name} needs Python {version}; the node's own python3 runs it")
+    needs = [str(each) for each in head.get("dependencies", ())]
+    if not needs:
+        return None
+    notes.append(f"the setup installs what the head of {path.name} states: {', '.join(needs)}")
+    return FileSetup(keys={"run": f"python3 -m pip install {join(needs)}", "uses": []})
 
 
-def _find_file_setup(path: Path, folder: Path, notes: list[str]) -> dict[str, Any] | None:
-    """Return the setup that installs what a file beside or above a script states, or None."""
-    for place in _list_folders(path, folder):
-        for name, command in _FILES.items():
-            if (place / name).is_file():
-                found = str((place / name).relative_to(folder))
-                if name == "pyproject.toml" and not _is_project(place / name):
-                    continue
-                notes.append(f"the setup installs what {found} states")
-                above = os.path.relpath(place, folder)
-                setup = {"run": command.format(file=quote(found), folder=quote(above))}
-                beside = str((place / "pyproject.toml").relative_to(folder))
-                uses = {"uv.lock": [found, beside], "requirements.txt": [found]}.get(name)
-                return setup if uses is None else {**setup, "uses": uses}
-        for name in ("environment.yml", "environment.yaml", "pixi.lock"):
-            if (place / name).is_file():
-                notes.append(f"{name} is not installed: choose an image, or write a `setup`")
-                return None
-    return None
-
-
-# A file that states dependencies, and how they are installed; the most exact one first.
-_FILES = {
-    "uv.lock": (
-        "python3 -m pip install uv && uv export --quiet --frozen --no-emit-project --directory "
-        "{folder} >/tmp/requirements-$$.txt && python3 -m pip install -r /tmp/requirements-$$.txt"
-    ),
-    "requirements.txt": "python3 -m pip install -r {file}",
-    "pyproject.toml": "python3 -m pip install {folder}",
-}
-
-
-def _is_project(path: Path) -> bool:
-    """Return whether a `pyproject.toml` states dependencies, and not only settings of tools."""
-    try:
-        return bool(tomllib.loads(path.read_text("utf-8")).get("project", {}).get("dependencies"))
-    except (OSError, ValueError):
-        return False
-
-
-def _list_folders(path: Path, folder: Path) -> Iterator[Path]:
-    """Yield the folder of a script, and those above it that are submitted."""
-    for place in path.parents:
-        yield place
-        if place == folder:
-            return
+def _add_setup(keys: dict[str, Any], setup: FileSetup | None) -> dict[str, Any]:
+    """Return the keys of a task with the setup, and with the line that its command begins with."""
+    if setup is None:
+        return keys
+    keys = {"setup": setup.keys, **keys}
+    return {**keys, "run": f"{setup.begin}\n{keys['run']}"} if setup.begin else keys
 
 
 def _read_head(path: Path, text: str) -> dict[str, Any] | None:

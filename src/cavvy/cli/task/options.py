@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from itertools import dropwhile
 from pathlib import Path
@@ -368,10 +368,11 @@ def _say_folder() -> str:
 
 
 def read_script_task(
-    file: str | None, words: list[str] | None, overrides: dict[str, Any]
+    file: str | None, words: list[str] | None, overrides: dict[str, Any], beside: str = "."
 ) -> str | None:
     """Return the task of a script of Python or of a shell, as the text of a task file, or None if
-    the file is none. `words` are the script's arguments.
+    the file is none. `words` are the script's arguments, and `beside` is the folder from which the
+    paths of the task count.
     """
     if file is None or file == "-" or not os.path.isfile(file):
         return None
@@ -394,7 +395,29 @@ def read_script_task(
         return None
     for note in found.notes:
         note_out(note)
-    return json.dumps(found.keys)
+    return json.dumps(_settle_uses(found.keys, overrides, beside))
+
+
+def _settle_uses(
+    keys: Mapping[str, Any], overrides: Mapping[str, Any], beside: str
+) -> Mapping[str, Any]:
+    """Return the keys of a script's task with the folder that has the files of its setup, or
+    without the list of these files if it counts for nothing: in an image, and if the current folder
+    is not submitted.
+    """
+    from cavvy.spec.own_folder import explain_unsent
+
+    setup = keys.get("setup") or {}
+    if "uses" not in setup:
+        return keys
+    whole = {key: value for key, value in setup.items() if key != "uses"}
+    if overrides.get("image") or keys.get("image"):
+        return {**keys, "setup": whole}
+    if not setup["uses"] or "workdir" in keys:
+        return keys
+    if "workdir" not in overrides and explain_unsent(Path.cwd()) != "":
+        return {**keys, "setup": whole}
+    return {**keys, "workdir": os.path.relpath(".", beside)}
 
 
 def _join_words(words: list[str], overrides: dict[str, Any]) -> str:

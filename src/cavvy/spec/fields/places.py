@@ -211,6 +211,16 @@ def check_path(text: str) -> str:
     return clean
 
 
+def read_place(text: str) -> str:
+    """Check and normalize a path on the node: an absolute path, or a path within the home folder or
+    the working folder. Raises WrongValue.
+    """
+    path = text.strip()
+    if path.startswith("~/"):
+        return f"~/{inner_path(path[2:].lstrip('/'))}"
+    return check_path(path)
+
+
 def check_folder(text: str) -> str:
     """Check and normalize the absolute path of a folder on the node. Raises WrongValue."""
     path = text.strip()

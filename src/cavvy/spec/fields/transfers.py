@@ -22,7 +22,14 @@ from cavvy.spec.fields.kinds import (
     section,
     text_kind,
 )
-from cavvy.spec.fields.places import check_folder, check_path, inner_path, read_source, read_target
+from cavvy.spec.fields.places import (
+    check_folder,
+    check_path,
+    inner_path,
+    read_place,
+    read_source,
+    read_target,
+)
 from cavvy.spec.fields.times import length_kind
 from cavvy.spec.problems import shown
 from cavvy.spec.tree import ScalarNode
@@ -100,7 +107,9 @@ _INPUT = section(
     ),
     target=FieldSpec(
         text_kind(
-            "a path within the working folder, such as data/images, or an absolute path", check_path
+            "a path within the working folder, such as data/images, or within the home folder, "
+            "such as ~/.cache, or an absolute path",
+            read_place,
         ),
         required=True,
     ),
@@ -250,6 +259,10 @@ def _build(table: SectionReader) -> Volume | None:
     volume = table.make(Volume, kind=kind, source=source or "")
     if kind is not VolumeKind.NFS:
         table.reject_beside(owner, ("options",))
+    is_of_home = volume is not None and volume.path.startswith("~/")
+    if is_of_home and kind not in (VolumeKind.FOLDER, VolumeKind.NAMED):
+        message = "a mounted folder cannot be in the home folder, which an image has for itself"
+        table.wrong("path", message, suggestion="write an absolute path")
     if kind is not VolumeKind.NAMED:
         table.reject_beside(owner, ("size", "type", "keep"))
         return volume if source else None
@@ -274,7 +287,11 @@ _VOLUME_TABLE = section(
         text_kind("a file or folder within the working folder, such as conf", _read_part), to=()
     ),
     path=FieldSpec(
-        text_kind("an absolute path, or a path within the working folder", check_path),
+        text_kind(
+            "an absolute path, or a path within the working folder or, for `folder`, the home "
+            "folder, such as ~/conf",
+            read_place,
+        ),
         required=True,
     ),
     read_only=FLAG,

@@ -11,7 +11,6 @@ from cavvy.capabilities.importers.common_fields import (
     move_to_secret,
     read_commit,
     read_name,
-    read_place,
     read_tags,
     tell_value,
 )
@@ -51,7 +50,7 @@ from cavvy.domain.tasks import (
 )
 from cavvy.spec.engine_section import OWN_COMMAND
 from cavvy.spec.fields.kinds import WrongValue
-from cavvy.spec.fields.places import check_path
+from cavvy.spec.fields.places import check_path, read_place
 from cavvy.spec.fields.service import object_to_groups
 from cavvy.spec.kept_keys import TranslationNotes, mark_of
 from cavvy.spec.problems import ProblemNotes, SourceMark, listed, nearest, shown

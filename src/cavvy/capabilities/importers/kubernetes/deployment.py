@@ -41,6 +41,8 @@ _AGENT = frozenset(
         "CAVVY_HOSTS",
     ]
 )
+# the source of a variable that a command of the job sets
+ON_NODE: Mapping[str, bool] = {"isKnownOnNode": True}
 _SHELLS = frozenset(f"{folder}{name}" for folder in ("", "/bin/") for name in ("sh", "bash"))
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _GRACE_S, _PERIOD_S, _TIMEOUT_S, _FAILURES = 30, 10, 1, 3  # Kubernetes' defaults
@@ -131,7 +133,7 @@ def read_env(
     `config_maps` has the values of the ConfigMaps in the file.
     """
     env: dict[str, str] = {}
-    secrets: list[str] = []
+    secrets, later = list[str](), list[str]()
     for each in objects.container.get("env") or ():
         name, source = str(each.get("name")), at(each, "valueFrom")
         if "secretKeyRef" in source:
@@ -139,6 +141,8 @@ def read_env(
             secrets.append(name)
         elif (value := _find_config(source, config_maps)) is not None:
             env[name] = value
+        elif source == ON_NODE:
+            later.append(name)
         elif source:
             reason = f"{next(iter(source))} has no equivalent; write a value"
             if (key := at(source, "configMapKeyRef")) and config_maps is not _NO_MAPS:
@@ -148,7 +152,7 @@ def read_env(
         elif name not in _AGENT:
             env[name] = _fill(str(each.get("value", "")), env)
             unknown = {found[1] for found in _REFERENCE.finditer(str(each.get("value", "")))}
-            if unknown & {*secrets, *_AGENT}:
+            if unknown & {*secrets, *later, *_AGENT}:
                 reason = "its value needs another variable that is known only on the node"
                 kept_keys.refuse(objects.mark, f"env.{name}", f"{reason}; set it in `command`")
     return env, tuple(secrets)

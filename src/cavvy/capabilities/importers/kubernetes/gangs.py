@@ -148,6 +148,7 @@ _OF_REPLICATED = PodKeys(
     noted={"ttlSecondsAfterFinished": GONE, "podReplacementPolicy": "nodes start together"},
     refused={"activeDeadlineSeconds": "a limit of a part; write `limits` in a Cavvy file"},
 )
+_NO_TORCH = re.compile("mpi|deepspeed|horovod|jax|mlx|xgboost|flux")
 GANG_KINDS = (*_OPERATORS, "TrainJob", "JobSet")
 
 
@@ -265,14 +266,21 @@ def _read_train_job(job: JobObject, read_pod: PodReader, kept: TranslationNotes)
     trainer = at(spec, "trainer")
     keep_table(job.mark, trainer, _OF_TRAINER, "spec.trainer", kept)
     runtime = str(at(spec, "runtimeRef").get("name") or "")
-    if not trainer.get("image") or not (trainer.get("command") or trainer.get("args")):
-        reason = f"the runtime {runtime or 'of the cluster'} has the image and the command; "
-        kept.refuse(job.mark, "spec.trainer", f"{reason}write `image` and `command` here")
+    found = _read_runtime(job, runtime, kept)
+    trainer, pod = _join_runtime(trainer, found)
+    lacks = [key for key in ("image", "command") if not trainer.get(key)]
+    if trainer.get("args"):
+        lacks = [key for key in lacks if key != "command"]
+    if lacks:
+        reason = f"the runtime {runtime or 'of the cluster'} has the {' and the '.join(lacks)}; "
+        reason += f"write {' and '.join(f'`{key}`' for key in lacks)} here"
+        kept.refuse(job.mark, "spec.trainer", reason)
         return None
-    if re.search("mpi|deepspeed|horovod|jax|mlx|xgboost", runtime):
+    policy = at(found, "mlPolicy")
+    if _NO_TORCH.search(runtime) or _NO_TORCH.search(" ".join(policy)):
         reason = f"the runtime {runtime} starts processes in another way than torchrun; write "
         kept.refuse(job.mark, "spec.runtimeRef", f"{reason}a Cavvy file")
-    elif not runtime.startswith("torch"):
+    elif not runtime.startswith("torch") and "torch" not in policy:
         reason = "the pods get the variables of torchrun, as with the runtime torch-distributed"
         kept.note(job.mark, "spec.runtimeRef", reason)
     container: dict[str, Any] = {
@@ -280,7 +288,8 @@ def _read_train_job(job: JobObject, read_pod: PodReader, kept: TranslationNotes)
         **{key: trainer[key] for key in ("image", "command", "args", "env") if key in trainer},
         "resources": trainer.get("resourcesPerNode") or {},
     }
-    task = read_pod(job, {"spec": {"containers": [container]}}, kept)
+    container = {**at({"x": pod.get("container")}, "x"), **container}
+    task = read_pod(job, {"spec": {**at(pod, "spec"), "containers": [container]}}, kept)
     if task is None:
         return None
     processes = _count_processes(str(trainer.get("numProcPerNode") or "auto"))
@@ -291,6 +300,35 @@ def _read_train_job(job: JobObject, read_pod: PodReader, kept: TranslationNotes)
         limits=read_limits(spec),
         retry=_read_max_restarts(spec),
     )
+
+
+def _read_runtime(job: JobObject, name: str, kept: TranslationNotes) -> Values:
+    """Return the `spec` of the runtime that a TrainJob names, if the file has it."""
+    found = next((each for each in job.runtimes if at(each, "metadata").get("name") == name), {})
+    parts: Sequence[Values] = at(found, "spec", "template", "spec").get("replicatedJobs") or ()
+    if len(parts) > 1:
+        reason = "the runtime has several jobs, such as one that loads data; write `inputs` in a "
+        kept.refuse(job.mark, "spec.runtimeRef", f"{reason}Cavvy file")
+    return at(found, "spec")
+
+
+def _join_runtime(trainer: Values, runtime: Values) -> tuple[Values, Values]:
+    """Return what a TrainJob and its runtime say of the trainer, where the job comes first, and
+    the pod of the runtime: its `spec`, and its `container`.
+    """
+    parts: Sequence[Values] = at(runtime, "template", "spec").get("replicatedJobs") or ({},)
+    pod = at(parts[0], "template", "spec", "template", "spec")
+    containers: Sequence[Values] = pod.get("containers") or ({},)
+    container, policy = dict(containers[0]), at(runtime, "mlPolicy")
+    processes = at(policy, "torch").get("numProcPerNode")
+    own: Sequence[Values] = trainer.get("env") or ()
+    names = {each.get("name") for each in own}
+    env = [each for each in container.get("env") or () if each.get("name") not in names]
+    stated = {key: container[key] for key in ("image", "command", "args") if key in container}
+    stated |= {"numNodes": policy["numNodes"]} if "numNodes" in policy else {}
+    stated |= {"numProcPerNode": processes} if processes else {}
+    stated |= {"resourcesPerNode": container["resources"]} if "resources" in container else {}
+    return {**stated, **trainer, "env": [*env, *own]}, {"spec": pod, "container": container}
 
 
 def _read_job_set(job: JobObject, read_pod: PodReader, kept: TranslationNotes) -> TaskSpec | None:

@@ -5,12 +5,14 @@ https://kubernetes.io/docs/concepts/workloads/controllers/job.
 """
 
 import posixpath
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from hashlib import sha256
 from shlex import quote
 
 from cavvy.capabilities.importers.kubernetes.deployment import (
+    ON_NODE,
     read_command,
     read_env,
     read_image,
@@ -45,6 +47,15 @@ from cavvy.spec.problems import slug
 _BACKOFF_LIMIT = 6  # Kubernetes' default for a Job
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _LEAST = "kueue.x-k8s.io/job-min-parallelism"
+# the annotations and labels with an index of a pod, and the variables that have it here
+_INDICES = {
+    "batch.kubernetes.io/job-completion-index": "JOB_COMPLETION_INDEX",
+    "jobset.sigs.k8s.io/job-index": "JOB_INDEX",
+    "jobset.sigs.k8s.io/job-global-index": "JOB_GLOBAL_INDEX",
+}
+_OF_INDEX = re.compile(
+    rf"metadata\.(?:annotations|labels)\['({'|'.join(map(re.escape, _INDICES))})'\]"
+)
 _OF_JOB = PodKeys(
     read=(
         *("template", "selector", "manualSelector", "parallelism", "completions"),
@@ -97,12 +108,16 @@ def read_job(job: JobObject, kept_keys: TranslationNotes) -> TaskSpec | None:
     if task is None:
         return None
     array, parallel = _read_completions(job, spec, kept_keys)
+    if array and schedule:
+        reason = "a schedule starts one job each time, and no array; write 1"
+        kept_keys.refuse(job.mark, "spec.jobTemplate.spec.completions", reason)
+        array, parallel = (), None
     limit = int(spec.get("backoffLimit", _BACKOFF_LIMIT))
     if limit < 0:
         kept_keys.refuse(job.mark, "spec.backoffLimit", "expected 0 or more")
     run = task.run
-    if array and spec.get("completionMode") == "Indexed":
-        run = f'export JOB_COMPLETION_INDEX="$CAVVY_ARRAY_INDEX"\n{run}'
+    if spec.get("completionMode") == "Indexed":
+        run = f'export JOB_COMPLETION_INDEX="${{CAVVY_ARRAY_INDEX:-0}}"\n{run}'
     return replace(
         task,
         run=run,
@@ -134,7 +149,8 @@ def _start_queued(job: JobObject, kept_keys: TranslationNotes) -> JobObject:
 
 def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> TaskSpec | None:
     """Return the task of a pod's template."""
-    template, files = take_config_files(job, _add_config_maps(job, template), kept_keys)
+    template, index = _take_index(job, _add_config_maps(job, template))
+    template, files = take_config_files(job, template, kept_keys)
     values = {"metadata": at(job.values, "metadata"), "spec": {"template": template}}
     objects = ServiceObjects(mark=job.mark, deployment=values, claims=job.claims)
     before = files + _take_init(job, objects, kept_keys)
@@ -154,7 +170,7 @@ def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> 
     metadata = at(job.values, "metadata")
     return TaskSpec(
         name=slug(str(metadata.get("name") or metadata.get("generateName") or "").strip("-")),
-        run=before + read_command(objects),
+        run=index + before + read_command(objects),
         image=read_image(objects.container),
         env=env,
         secrets=secrets,
@@ -162,6 +178,27 @@ def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> 
         volumes=read_volumes(objects, kept_keys),
         grace=timedelta(seconds=int(grace_s)),
     )
+
+
+def _take_index(job: JobObject, template: Values) -> tuple[Values, str]:
+    """Return the template with its variables that take an index of their pod from an annotation or
+    a label marked as known on the node, and the commands that set them there.
+    """
+    spec = at(job.values, "spec")
+    modes = (each.get("completionMode") for each in (spec, at(spec, "jobTemplate", "spec")))
+    if job.kind != "JobSet" and "Indexed" not in modes:
+        return template, ""
+    pod, lines, containers = at(template, "spec"), "", []
+    for container in pod.get("containers") or ():
+        env = []
+        for each in container.get("env") or ():
+            path = str(at(each, "valueFrom", "fieldRef").get("fieldPath") or "")
+            if found := _OF_INDEX.fullmatch(path):
+                lines += f'export {each.get("name")}="${_INDICES[found[1]]}"\n'
+                each = {"name": each.get("name"), "valueFrom": ON_NODE}
+            env.append(each)
+        containers.append({**container, "env": env})
+    return {**template, "spec": {**pod, "containers": containers}}, lines
 
 
 def _take_init(job: JobObject, objects: ServiceObjects, kept_keys: TranslationNotes) -> str:

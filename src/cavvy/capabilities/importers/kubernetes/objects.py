@@ -21,6 +21,7 @@ JOB_KINDS = (
     *("Job", "CronJob", "Pod"),
 )
 _CONFIG_MAP = "ConfigMap"
+_RUNTIMES = ("TrainingRuntime", "ClusterTrainingRuntime")
 
 
 class ServiceObjects(Struct, frozen=True, kw_only=True):
@@ -53,6 +54,7 @@ class JobObject(Struct, frozen=True, kw_only=True):
     values: Values
     claims: Sequence[Values] = ()
     config_maps: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    runtimes: Sequence[Values] = ()  # of the TrainJobs of Kubeflow
 
 
 class FoundService(Struct, frozen=True, kw_only=True):
@@ -72,8 +74,9 @@ def find_job(documents: Sequence[Node], kept_keys: TranslationNotes) -> JobObjec
     jobs = [(kind, each) for kind in JOB_KINDS for each in found.get(kind, ())]
     if not jobs or any(kind in found for kind in SERVICE_KINDS):
         return None
+    runtimes = _RUNTIMES if jobs[0][0] == "TrainJob" else ()
     for kind, objects in found.items():
-        if kind not in (*JOB_KINDS, _CLAIM, _CONFIG_MAP):
+        if kind not in (*JOB_KINDS, _CLAIM, _CONFIG_MAP, *runtimes):
             reason = "`cavvy run` does not need or use objects of this kind"
             kept_keys.note(objects[0][0], kind, reason)
     kind, (mark, values) = jobs[0]
@@ -91,6 +94,7 @@ def find_job(documents: Sequence[Node], kept_keys: TranslationNotes) -> JobObjec
             }
             for _, each in found.get(_CONFIG_MAP, ())
         },
+        runtimes=[each for kind in runtimes for _, each in found.get(kind, ())],
     )
 
 

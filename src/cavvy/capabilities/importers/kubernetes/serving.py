@@ -225,6 +225,9 @@ def _read_predictor(
     containers = [dict(each) for each in pod.get("containers") or ()]
     for each in containers:
         each["ports"] = each.get("ports") or [{"containerPort": _USUAL_PORT}]
+        if any(variable.get("name") == "STORAGE_URI" for variable in each.get("env") or ()):
+            reason = "KServe copies what it names to /mnt/models; write `inputs` in a Cavvy file, "
+            kept.refuse(mark, "env.STORAGE_URI", f"{reason}or mount a claim with `volumes`")
     pod["containers"] = containers
     return {**values, "spec": {"template": {"spec": pod}}}
 

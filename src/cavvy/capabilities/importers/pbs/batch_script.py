@@ -447,6 +447,9 @@ class _PbsScriptReader:
             self._notes.add(mark, message, expected="a size such as 4000mb or 64gb")
             return 0
         size = int(found[1]) * (8 if found[3] == "w" else 1) << _SIZES[found[2]]
+        if not found[2] and size < 1 << 20:
+            reason = f"{text} are bytes, as for qsub; write {found[1]}gb if that is meant"
+            self._kept.note(mark, f"-l {name}", reason)
         return max(1, -(-size // (1 << 20)))
 
     def _find_needs(self, chunk: _Chunk) -> tuple[AcceleratorNeed, ...]:

@@ -5,13 +5,13 @@ from collections.abc import Collection, Iterator
 from datetime import timedelta
 from typing import Any
 
-from cavvy.capabilities.importers.common_fields import move_to_secret, read_place
+from cavvy.capabilities.importers.common_fields import move_to_secret
 from cavvy.capabilities.importers.readers import as_text, child, entries, flag_at, items, text_at
 from cavvy.capabilities.importers.skypilot.needs import read_size
 from cavvy.domain.tasks import MountMode, Transfer, Volume, VolumeKind, Workdir
 from cavvy.domain.values import Struct, replace
 from cavvy.spec.fields.kinds import WrongValue
-from cavvy.spec.fields.places import check_path, read_source
+from cavvy.spec.fields.places import check_path, read_place, read_source
 from cavvy.spec.kept_keys import TranslationNotes, mark_of
 from cavvy.spec.problems import SourceMark, slug
 from cavvy.spec.sent_folders import is_credentials

@@ -141,6 +141,7 @@ _REFUSED = {
 _ALIASES = {"tasks-per-node": "ntasks-per-node"}
 # generic resources that are a part of a GPU, and of others what to write instead
 _SHARES = ("shard", "mps")
+_WITH_SIZE = re.compile(r"([A-Za-z][A-Za-z0-9]*)-([0-9]{1,3})")
 _CARRIED = split_words(
     "job-name nodes ntasks ntasks-per-node ntasks-per-gpu cpus-per-task cpus-per-gpu mem "
     "mem-per-cpu mem-per-gpu mincpus gres gpus gpus-per-node gpus-per-task time array "
@@ -557,7 +558,8 @@ class _ScriptReader:
                 reason = f"{name} is a part of a GPU; write gpu:1 for a whole one"
                 self._kept.refuse(self._found["gres"].mark, "--gres", reason)
             elif name not in ("", "gpu", "none"):
-                reason = f"{name} is a resource of a cluster; --disk asks for space"
+                reason = f"{name} is a resource of a cluster; --gpu asks for accelerators, "
+                reason += "and --disk for space"
                 self._kept.note(self._found["gres"].mark, "--gres", reason)
 
     def _note_constraint(self) -> None:
@@ -582,7 +584,10 @@ class _ScriptReader:
 
         if not kind or kind.lower() == "gpu":
             return (AcceleratorNeed(count_min=gpus),)
-        found = find_needs(kind.replace("_", "-"), str(gpus))
+        name = kind.replace("_", "-")
+        if (sized := _WITH_SIZE.fullmatch(name)) and not find_accelerator(name):
+            name = f"{sized[1]}-{sized[2]}GB"  # as in v100-32
+        found = find_needs(name, str(gpus))
         problem = found.problem
         if not problem and not all(find_accelerator(each.name or "") for each in found.needs):
             problem = f"{kind} is no GPU of the catalog"

@@ -17,6 +17,7 @@ from cavvy.spec.problems import SourceMark
 
 _MOST_DIGITS = 7  # of a part of a time; a larger one cannot be computed with
 _MOST_LATE = 20  # lines that are named because they do not count
+_PARTS = ("hetjob", "packjob")  # https://slurm.schedmd.com/heterogeneous_jobs.html
 _LINE = re.compile(r"#SBATCH(?P<gap>\s+)(?P<words>.*)")
 
 
@@ -71,6 +72,10 @@ def _read_line(
         raise DirectiveError(mark, message, expected) from None
     while words:
         word = words.pop(0)
+        if word in _PARTS:
+            message = "the job has parts with different nodes, and Cavvy's jobs have none"
+            expected = "one part; `group` in Cavvy files starts several jobs together"
+            raise DirectiveError(mark, message, expected)
         if word.startswith("--"):
             name, given, value = word[2:].partition("=")
         elif len(word) > 1 and word[0] == "-" and word[1] in SHORT:
