@@ -408,7 +408,7 @@ def test_the_index_of_a_pod_is_known_on_the_node() -> None:
     job["spec"] |= {"completions": 2, "completionMode": "Indexed"}
     run = read(job).run
     lines = [
-        'export JOB_COMPLETION_INDEX="${CAVVY_ARRAY_INDEX:-0}"',
+        'export JOB_COMPLETION_INDEX="$CAVVY_ARRAY_INDEX"',
         'export RANK="$JOB_COMPLETION_INDEX"',
         'exec true "${RANK}"',
     ]

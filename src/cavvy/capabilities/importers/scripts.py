@@ -164,7 +164,7 @@ def _list_unread(text: str) -> list[str]:
     if submits and "ray start" not in text and _is_here(submits[1]):
         notes.append(
             "the script submits a job to a cluster of Ray on its own machine, and starts none: "
-            "`cavvy run --gpu 1 -- COMMAND` runs the command behind its `--` as a job"
+            "`cavvy run -- ray job submit … -- COMMAND` runs such a line as a job"
         )
     return notes
 

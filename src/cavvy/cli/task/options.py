@@ -303,7 +303,7 @@ def _read_options(
         if file is None:
             told = click.get_current_context().meta
             file = told.get(_NAME) or Path(words[0].split(" ")[0]).name
-            text, dialect = json.dumps({"run": line}), "cavvy"
+            text, dialect = json.dumps(_read_command(words, line)), "cavvy"
             takes_folder = _NAME not in told
             starts = not takes_folder and told.get(_STARTS, True) and "workdir" not in overrides
             if starts and not _names_file(line):
@@ -418,6 +418,18 @@ def _settle_uses(
     if "workdir" not in overrides and explain_unsent(Path.cwd()) != "":
         return {**keys, "setup": whole}
     return {**keys, "workdir": os.path.relpath(".", beside)}
+
+
+def _read_command(words: list[str], line: str) -> Mapping[str, Any]:
+    """Return the keys of the task of a command, which a line of Ray may describe."""
+    from cavvy.cli.task.ray_lines import read_ray_line
+
+    found = read_ray_line(words)
+    if found is None:
+        return {"run": line}
+    for note in found[1]:
+        note_out(note)
+    return found[0]
 
 
 def _join_words(words: list[str], overrides: dict[str, Any]) -> str:

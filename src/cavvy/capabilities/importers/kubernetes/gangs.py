@@ -268,12 +268,12 @@ def _read_train_job(job: JobObject, read_pod: PodReader, kept: TranslationNotes)
     runtime = str(at(spec, "runtimeRef").get("name") or "")
     found = _read_runtime(job, runtime, kept)
     trainer, pod = _join_runtime(trainer, found)
-    lacks = [key for key in ("image", "command") if not trainer.get(key)]
+    missing = [key for key in ("image", "command") if not trainer.get(key)]
     if trainer.get("args"):
-        lacks = [key for key in lacks if key != "command"]
-    if lacks:
-        reason = f"the runtime {runtime or 'of the cluster'} has the {' and the '.join(lacks)}; "
-        reason += f"write {' and '.join(f'`{key}`' for key in lacks)} here"
+        missing = [key for key in missing if key != "command"]
+    if missing:
+        reason = f"the runtime {runtime or 'of the cluster'} has the {' and the '.join(missing)}; "
+        reason += f"write {' and '.join(f'`{key}`' for key in missing)} here"
         kept.refuse(job.mark, "spec.trainer", reason)
         return None
     policy = at(found, "mlPolicy")
@@ -324,7 +324,9 @@ def _join_runtime(trainer: Values, runtime: Values) -> tuple[Values, Values]:
     own: Sequence[Values] = trainer.get("env") or ()
     names = {each.get("name") for each in own}
     env = [each for each in container.get("env") or () if each.get("name") not in names]
-    stated = {key: container[key] for key in ("image", "command", "args") if key in container}
+    stated: Values = {
+        key: container[key] for key in ("image", "command", "args") if key in container
+    }
     stated |= {"numNodes": policy["numNodes"]} if "numNodes" in policy else {}
     stated |= {"numProcPerNode": processes} if processes else {}
     stated |= {"resourcesPerNode": container["resources"]} if "resources" in container else {}

@@ -117,7 +117,8 @@ def read_job(job: JobObject, kept_keys: TranslationNotes) -> TaskSpec | None:
         kept_keys.refuse(job.mark, "spec.backoffLimit", "expected 0 or more")
     run = task.run
     if spec.get("completionMode") == "Indexed":
-        run = f'export JOB_COMPLETION_INDEX="${{CAVVY_ARRAY_INDEX:-0}}"\n{run}'
+        index = '"$CAVVY_ARRAY_INDEX"' if array else "0"
+        run = f"export JOB_COMPLETION_INDEX={index}\n{run}"
     return replace(
         task,
         run=run,

@@ -1,0 +1,101 @@
+"""Reads a line of `ray job submit`, so that its command runs as a job here.
+
+The options are those of https://docs.ray.io/en/latest/cluster/running-applications/job-submission.
+"""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from cavvy.cli.view.failure import CommandFailure
+from cavvy.spec.problems import slug
+
+_START = ("ray", "job", "submit")
+_SWITCHES = ("no-wait", "verify")
+# options of the cluster, and of how Ray itself speaks
+_UNUSED = ("address", "metadata-json", "log-style", "log-color", "headers", "cookies", "verify")
+_READ = (
+    *("submission-id", "job-id", "working-dir", "runtime-env-json", "entrypoint-num-cpus"),
+    *("entrypoint-num-gpus", "entrypoint-memory"),
+)
+
+
+def read_ray_line(words: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
+    """Return the keys of the job that a line submits, and notes, or None for another command.
+    Raises CommandFailure for what a job here lacks.
+    """
+    if tuple(words[:3]) != _START:
+        return None
+    options, command = _split(words[3:])
+    notes = [f"--{name} is of a cluster of Ray" for name in options if name in _UNUSED]
+    name = options.get("submission-id") or options.get("job-id") or PurePath(command[0]).name
+    keys: dict[str, Any] = {"name": slug(name) or "ray", "run": shlex.join(command)}
+    needs: dict[str, Any] = {}
+    for name, key, unit in (
+        ("entrypoint-num-gpus", "gpu", "any:{}"),
+        ("entrypoint-num-cpus", "cpu", "{}"),
+    ):
+        if (count := options.get(name)) and _read_number(name, count):
+            needs[key] = unit.format(_read_number(name, count))
+    if memory := options.get("entrypoint-memory"):
+        needs["memory"] = f"{-(-_read_number('entrypoint-memory', memory) // (1 << 20))}MB"
+    if needs:
+        keys["resources"] = needs
+    if folder := options.get("working-dir"):
+        keys["workdir"] = folder
+    _add_environment(keys, options.get("runtime-env-json", ""))
+    return keys, notes
+
+
+def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the options of a line, and its command. Raises CommandFailure."""
+    options, left = dict[str, str](), list(words)
+    while left and left[0].startswith("--") and left[0] != "--":
+        name, given, value = left.pop(0)[2:].partition("=")
+        if not given and name not in _SWITCHES:
+            value = left.pop(0) if left else ""
+        if name not in (*_READ, *_UNUSED, *_SWITCHES):
+            hint = "delete it, or write a Cavvy file"
+            raise CommandFailure(f"ray job submit --{name} is not read", hint, exit_code=2)
+        options[name] = value
+    command = left[1:] if left and left[0] == "--" else left
+    if not command:
+        hint = "`cavvy run -- ray job submit -- python train.py`"
+        raise CommandFailure("the line of ray job submit has no command", hint, exit_code=2)
+    return options, command
+
+
+def _read_number(name: str, text: str) -> int:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if number < 0 or number != int(number):
+        hint = "a job gets whole ones"
+        raise CommandFailure(f"ray job submit --{name} {text}", hint, exit_code=2)
+    return int(number)
+
+
+def _add_environment(keys: dict[str, Any], text: str) -> None:
+    """Add what a runtime environment of Ray says. Raises CommandFailure."""
+    if not text:
+        return
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, Mapping):
+        raise CommandFailure("--runtime-env-json is no table of JSON", exit_code=2)
+    for key, value in found.items():
+        if key == "env_vars":
+            keys["env"] = {str(name): str(each) for name, each in value.items()}
+        elif key == "working_dir" and "://" not in value:
+            keys.setdefault("workdir", value)
+        elif key == "pip" and isinstance(value, list):
+            keys["setup"] = {"run": f"python3 -m pip install {shlex.join(value)}", "uses": []}
+        else:
+            hint = "write a Cavvy file with `setup`, `image` or `inputs`"
+            message = f"{key} of --runtime-env-json is not read"
+            raise CommandFailure(message, hint, exit_code=2)
