@@ -867,7 +867,8 @@ async def test_jobs_are_searched_sorted_and_counted(store: Store) -> None:
     assert await found(projects=[]) == []
     assert await found(user="ada") == ["j3", "j1"]
     assert await found(text="TRAIN") == ["j3", "j1"]
-    assert await found(text="train_1") == ["j1"], "_ is no wildcard"
+    assert await found(text="train_1") == ["j1"]
+    assert await found(text="train_3") == [], "_ is no wildcard"
     assert await found(text="%") == ["j2"], "of a tag"
     assert await found(text='team=vi"') == ["j2"]
     assert await found(text="J2") == ["j2"]
