@@ -743,3 +743,11 @@ def test_a_batch_is_an_array_that_runs_our_program() -> None:
 def test_a_wrong_batch_says_why(text: str, told: str) -> None:
     with pytest.raises(SpecError, match=re.escape(told)):
         parse_task(text)
+
+
+def test_a_step_of_the_server_refuses_what_only_a_program_has() -> None:
+    text = "name: t\nedge: {deploy: m}\nencrypt: true\ngrace: 1m\nlimits: {deadline: 1h}\n"
+    with pytest.raises(SpecError) as caught:
+        parse_task(text)
+    told = [f"`{name}` has no meaning with `edge`" for name in ("encrypt", "grace")]
+    assert [each.message for each in caught.value.problems] == told

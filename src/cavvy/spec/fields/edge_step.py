@@ -23,33 +23,12 @@ _ACTIONS = {
     "deploy": ("site", "labels", "waves", "soak", "below"),
     "collect": ("samples", "residency", "into"),
 }
-# keys of a task that say how a program runs
-_MISFITS = (
-    "array",
-    "sweep",
-    "group",
-    "resources",
-    "nodes",
-    "topology",
-    "image",
-    "workdir",
-    "setup",
-    "env",
-    "secrets",
-    "inputs",
-    "outputs",
-    "volumes",
-    "checkpoint",
-    "retry",
-    "schedule",
-    "window",
-    "work",
-    "service",
-    "keep",
-    "machine",
-    "pool",
-    "session",
-)
+# The keys of a task that mean something without a program. All others, also those that are added to
+# tasks later, are refused.
+_FITTING = {
+    *("name", "project", "tags", "params", "priority", "after", "limits", "notify", "webhooks"),
+    *("edge", "run"),
+}
 _SHARE = number("a share such as 0.6", 0, 1)
 _ELSEWHERE = "put it into another task of the file"
 
@@ -59,7 +38,7 @@ def check_edge(table: SectionReader) -> None:
     step: EdgeStep | None = table.get("edge")
     if not table.has("edge"):
         return
-    table.reject_beside("edge", _MISFITS)
+    table.reject_beside("edge", table.list_others(_FITTING))
     if table.get("run") not in (RUN, None):
         table.wrong(
             "run", "the server does what `edge` says, so no program runs", suggestion=_ELSEWHERE

@@ -6,7 +6,7 @@ the reference page all use these objects. `fields.yaml` contains the documentati
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -411,6 +411,10 @@ class SectionReader:
         for each in others:
             if self.has(each):
                 self.wrong(each, f"`{each}` has no meaning with `{owner}`", suggestion="delete it")
+
+    def list_others(self, fitting: Collection[str]) -> Sequence[str]:
+        """Return the fields of this section that are not among these."""
+        return [each for each in self._fields if each not in fitting]
 
     def check_keys(self) -> None:
         # Keys that were suggested in place of unknown keys; they are not reported as missing.
