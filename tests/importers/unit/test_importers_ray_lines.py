@@ -17,6 +17,10 @@ START = ("ray", "job", "submit")
 def test_other_commands_are_left_as_they_are() -> None:
     assert read_ray_line(["ray", "start", "--head"]) is None
     assert read_ray_line(["python", "ray", "job", "submit"]) is None
+    # a cluster of Ray somewhere else gets its job
+    for address in (["--address", "http://head:8265"], ["--address=ray://head:10001"]):
+        assert read_ray_line([*START, *address, "--", "python", "x.py"]) is None
+    assert read_ray_line([*START, "--", "python", "x.py", "--address", "head"]) is not None
 
 
 def test_what_a_line_says_of_its_job() -> None:
@@ -48,6 +52,11 @@ def test_what_a_line_says_of_its_job() -> None:
         (["--", *()], "no command"),
         (["--entrypoint-num-gpus", "0.5", "--", "x"], "--entrypoint-num-gpus 0.5"),
         (["--entrypoint-num-gpus", "few", "--", "x"], "--entrypoint-num-gpus few"),
+        (["--entrypoint-num-gpus", "nan", "--", "x"], "--entrypoint-num-gpus nan"),
+        (["--entrypoint-num-gpus", "inf", "--", "x"], "--entrypoint-num-gpus inf"),
+        (["--working-dir", "s3://b/x.zip", "--", "x"], "--working-dir s3://b/x.zip"),
+        (["--runtime-env-json", '{"env_vars": ["A=1"]}', "--", "x"], "env_vars of --runtime"),
+        (["--runtime-env-json", '{"working_dir": 1}', "--", "x"], "working_dir 1"),
         (["--entrypoint-resources", "{}", "--", "x"], "--entrypoint-resources is not read"),
         (["--runtime-env-json", "[", "--", "x"], "no table of JSON"),
         (["--runtime-env-json", '{"conda": "a"}', "--", "x"], "conda of --runtime-env-json"),
@@ -67,3 +76,17 @@ def test_the_command_runs_as_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     task = yaml.safe_load(done.output)
     assert (task["name"], task["run"], task["workdir"]) == ("python", "python x.py", ".")
     assert task["resources"]["gpu"] == "any:1"
+
+
+def test_an_image_and_several_nodes_go_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = [*START, "--runtime-env-json", '{"pip": ["six"]}', "--", "torchrun", "x.py"]
+    done = CliRunner().invoke(
+        cli, ["convert", "--image", "python:3.12", "--nodes", "2", "--", *line]
+    )
+    assert done.exit_code == 0, done.output
+    task = yaml.safe_load(done.stdout)
+    assert task["setup"] == "python3 -m pip install six"
+    assert "--node-rank" in task["run"]

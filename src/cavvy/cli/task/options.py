@@ -303,7 +303,7 @@ def _read_options(
         if file is None:
             told = click.get_current_context().meta
             file = told.get(_NAME) or Path(words[0].split(" ")[0]).name
-            text, dialect = json.dumps(_read_command(words, line)), "cavvy"
+            text, dialect = json.dumps(_read_command(words, line, overrides)), "cavvy"
             takes_folder = _NAME not in told
             starts = not takes_folder and told.get(_STARTS, True) and "workdir" not in overrides
             if starts and not _names_file(line):
@@ -420,16 +420,18 @@ def _settle_uses(
     return {**keys, "workdir": os.path.relpath(".", beside)}
 
 
-def _read_command(words: list[str], line: str) -> Mapping[str, Any]:
+def _read_command(words: list[str], line: str, overrides: dict[str, Any]) -> Mapping[str, Any]:
     """Return the keys of the task of a command, which a line of Ray may describe."""
     from cavvy.cli.task.ray_lines import read_ray_line
 
     found = read_ray_line(words)
     if found is None:
         return {"run": line}
-    for note in found[1]:
+    keys, notes = found
+    for note in notes:
         note_out(note)
-    return found[0]
+    run = _join_words(shlex.split(keys["run"]), overrides)
+    return _settle_uses({**keys, "run": run}, overrides, ".")
 
 
 def _join_words(words: list[str], overrides: dict[str, Any]) -> str:

@@ -23,10 +23,11 @@ _READ = (
 
 
 def read_ray_line(words: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
-    """Return the keys of the job that a line submits, and notes, or None for another command.
-    Raises CommandFailure for what a job here lacks.
+    """Return the keys of the job that a line submits, and notes, or None for another command, also
+    one that submits to a cluster of Ray on another machine. Raises CommandFailure for what a job
+    here lacks.
     """
-    if tuple(words[:3]) != _START:
+    if tuple(words[:3]) != _START or _submits_elsewhere(words[3:]):
         return None
     options, command = _split(words[3:])
     notes = [f"--{name} is of a cluster of Ray" for name in options if name in _UNUSED]
@@ -44,9 +45,26 @@ def read_ray_line(words: Sequence[str]) -> tuple[dict[str, Any], list[str]] | No
     if needs:
         keys["resources"] = needs
     if folder := options.get("working-dir"):
-        keys["workdir"] = folder
+        keys["workdir"] = _check_folder("--working-dir", folder)
     _add_environment(keys, options.get("runtime-env-json", ""))
     return keys, notes
+
+
+def _submits_elsewhere(words: Sequence[str]) -> bool:
+    own = words[: words.index("--")] if "--" in words else words
+    for at, word in enumerate(own):
+        name, given, value = word.partition("=")
+        if name == "--address":
+            address = value if given else "".join(own[at + 1 : at + 2])
+            return "127.0.0.1" not in address and "localhost" not in address
+    return False
+
+
+def _check_folder(option: str, folder: object) -> str:
+    if isinstance(folder, str) and "://" not in folder:
+        return folder
+    hint = "a job's `workdir` is a folder of this machine; name files of a bucket as `inputs`"
+    raise CommandFailure(f"{option} {folder}", hint, exit_code=2)
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -72,7 +90,7 @@ def _read_number(name: str, text: str) -> int:
         number = float(text)
     except ValueError:
         number = -1.0
-    if number < 0 or number != int(number):
+    if not number >= 0 or number % 1:  # nan is not, and inf % 1 is nan
         hint = "a job gets whole ones"
         raise CommandFailure(f"ray job submit --{name} {text}", hint, exit_code=2)
     return int(number)
@@ -89,10 +107,10 @@ def _add_environment(keys: dict[str, Any], text: str) -> None:
     if not isinstance(found, Mapping):
         raise CommandFailure("--runtime-env-json is no table of JSON", exit_code=2)
     for key, value in found.items():
-        if key == "env_vars":
+        if key == "env_vars" and isinstance(value, Mapping):
             keys["env"] = {str(name): str(each) for name, each in value.items()}
-        elif key == "working_dir" and "://" not in value:
-            keys.setdefault("workdir", value)
+        elif key == "working_dir":
+            keys.setdefault("workdir", _check_folder("working_dir", value))
         elif key == "pip" and isinstance(value, list):
             keys["setup"] = {"run": f"python3 -m pip install {shlex.join(value)}", "uses": []}
         else:
