@@ -160,6 +160,16 @@ def test_ranks_and_processes_are_a_band() -> None:
     assert (line["x"], line["y"], line["low"], line["high"]) == ([0, 1], [3, 4], [1, 2], [5, 6])
 
 
+def test_times_of_runs_begin_with_their_first_figure() -> None:
+    axis = Axis("time", 0, make_clock([], NOW), (None, None))
+    loss = structs.replace(curve("loss", 1, 2), job="a")
+    late = [at + 600_000 for at in loss.times_ms]
+    score = structs.replace(curve("score", 3, 4), job="a", times_ms=late)
+    charts = {each["name"]: each["lines"][0]["x"] for each in charts_of([loss, score], axis)}
+    assert charts["loss"][0] == 0
+    assert charts["score"][0] == 600
+
+
 def test_a_band_of_numbers_that_cannot_be_added_is_json() -> None:
     axis = Axis("step", 0, make_clock([], NOW), (None, None))
     first, second = curve("loss", 1, 1.7e308, 4), curve("loss", 3, 1.7e308, 1.7e308, rank=1)
@@ -302,3 +312,10 @@ def test_the_marks_of_runs_are_told_if_they_are_asked_for() -> None:
     ]
     by_time = browser.get(f"{path}&marks=true&by=time").json()["marks"]
     assert [each["x"] for each in by_time] == [2, 1], "each line begins at zero"
+    # what is drawn later, such as a score after the first epoch, begins no attempt
+    score = structs.replace(
+        late, name="score", job="fit.1", times_ms=[t + 600 for t in late.times_ms]
+    )
+    answers["/v1/projects/default/curves"].curves.append(score)
+    with_score = sign_in(CannedClient(answers)).get(f"{path}&curve=score&marks=true&by=time").json()
+    assert [each["x"] for each in with_score["marks"]] == [2, 1]

@@ -393,7 +393,12 @@ def test_a_train_job_takes_what_its_runtime_in_the_file_says() -> None:
     assert task.resources.accelerators[0].count_min == 1
     assert "PET_NPROC_PER_NODE=3" in task.run
     assert read(runtime, make_train_job("own", command=["x"], numNodes=4)).nodes == 4
+    beside = make_runtime("own", policy, image="img")
+    beside["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"][
+        "containers"
+    ].append({"name": "proxy"})
     for other, said in (
+        (beside, "several containers"),
         (make_runtime("own", {"mpi": {}}, image="img"), "another way than torchrun"),
         (make_runtime("else", policy, image="img"), "has the image; write `image` here"),
     ):
@@ -420,6 +425,9 @@ def test_the_index_of_a_pod_is_known_on_the_node() -> None:
         check=True,
     )
     assert said.stdout == b"5\n"
+    env[0]["name"] = "a;touch x"
+    assert any("in the name of a variable" in each.reason for each in find(job).refused)
+    env[0]["name"] = "RANK"
     del job["spec"]["completionMode"]  # such pods have no index
     assert any("fieldRef" in each.reason for each in find(job).refused)
 

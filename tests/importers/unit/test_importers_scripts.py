@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from cavvy.capabilities.importers.dependency_files import read_conda
 from cavvy.capabilities.importers.scripts import is_script, read_script, read_start
 from cavvy.cli.main import cli
 from cavvy.task_files import load_script
@@ -143,6 +144,27 @@ esac
         ["sh", "-ec", setup["run"]], cwd=tmp_path, env=bare, capture_output=True, check=False
     )
     assert (fails.returncode, b"needs conda, mamba or micromamba" in fails.stderr) == (1, True)
+
+
+def test_names_of_folders_are_no_commands_of_a_setup(tmp_path: Path) -> None:
+    folder = tmp_path / "a$(touch made) 'b"
+    folder.mkdir()
+    (folder / "environment.yml").write_text("dependencies: [numpy]\nvariables: {A: 1}\n")
+    notes: list[str] = []
+    found = read_conda(tmp_path, f"{folder.name}/environment.yml", notes)
+    assert found is not None
+    fails = subprocess.run(
+        ["sh", "-ec", found.keys["run"]],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        check=False,
+    )
+    assert fails.stderr.decode().startswith(f"{folder.name}/environment.yml needs conda")
+    assert not (tmp_path / "made").exists()
+    (folder / "environment.yml").write_text("dependencies: [pip: [six]]\nvariables: {A: 1}\n")
+    read_conda(tmp_path, f"{folder.name}/environment.yml", notes)
+    assert "which only conda sets: state them with --env" in notes[-2]
 
 
 def test_an_environment_that_only_pip_makes_needs_no_conda(tmp_path: Path) -> None:

@@ -4,10 +4,10 @@ shows, of the part of the axis that is zoomed to.
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from msgspec.json import encode
@@ -227,7 +227,7 @@ class _AxisOfRun:
 
     def __init__(self, by: str, curves: Collection[Curve]) -> None:
         self.by = by
-        self._begins = sorted(each.times_ms[0] for each in curves if each.times_ms)
+        self._begins = sorted(_begins_of(curves).values())
 
     def place(self, time_ms: float) -> float | None:
         """Return where a time lies, or None if it is before the first point."""
@@ -258,31 +258,44 @@ def charts_of(found: Collection[Curve], axis: Axis) -> list[dict[str, Any]]:
     by_name: defaultdict[str, list[Curve]] = defaultdict(list)
     for each in found:
         by_name[each.name].append(each)
+    begins = _begins_of(each for each in found if each.job)
     return [
-        {"name": name, "lines": _lines_of(by_name[name], axis)}
+        {"name": name, "lines": _lines_of(by_name[name], axis, begins)}
         for name in sorted(by_name, key=prominence)
     ]
 
 
-def _lines_of(curves: Sequence[Curve], axis: Axis) -> list[dict[str, Any]]:
+def _begins_of(curves: Iterable[Curve]) -> dict[tuple[str, int], float]:
+    """Return when the first point of each attempt of each job was noted, in milliseconds."""
+    begins: dict[tuple[str, int], float] = {}
+    for each in curves:
+        if each.times_ms:
+            key = each.job, each.attempt
+            begins[key] = min(each.times_ms[0], begins.get(key, inf))
+    return begins
+
+
+def _lines_of(
+    curves: Sequence[Curve], axis: Axis, begins: Mapping[tuple[str, int], float]
+) -> list[dict[str, Any]]:
     by_line: defaultdict[tuple[str, int], list[Curve]] = defaultdict(list)
     for each in curves:
         by_line[each.job, each.attempt].append(each)
     lines = []
     for (job, attempt), own in by_line.items():
         label = job or f"attempt {attempt}"
+        begin = begins.get((job, attempt))
         if len(own) >= _LEAST_OF_BAND:
-            lines.append(_band_of(f"{label}, mean of {len(own)} processes", own, axis))
+            lines.append(_band_of(f"{label}, mean of {len(own)} processes", own, axis, begin))
         else:
-            lines.append(_line_of(label, own[0], axis))
+            lines.append(_line_of(label, own[0], axis, begin))
     return lines
 
 
-def _line_of(label: str, curve: Curve, axis: Axis) -> dict[str, Any]:
-    xs: Sequence[float] = _from_zero(curve, axis)
+def _line_of(label: str, curve: Curve, axis: Axis, begin: float | None) -> dict[str, Any]:
+    xs: Sequence[float] = _places_of(curve, axis, begin)
     ys: Sequence[float | None] = curve.values  # nodes send seven digits
     if curve.gaps:
-        begin = curve.times_ms[0] if curve.job and curve.times_ms else None
         points: list[tuple[float, float | None]] = [*zip(xs, ys, strict=True)]
         points += [(_place_gap(each, axis, begin), None) for each in curve.gaps]
         points.sort(key=lambda each: each[0])
@@ -292,10 +305,11 @@ def _line_of(label: str, curve: Curve, axis: Axis) -> dict[str, Any]:
     return {"label": label, "x": xs, "y": ys, **_summary([curve])}
 
 
-def _from_zero(curve: Curve, axis: Axis) -> list[float]:
-    """Return where the points lie; the times of several jobs begin together."""
-    if curve.job and axis.by != "step" and curve.times_ms:
-        return [(at - curve.times_ms[0]) / 1000 for at in curve.times_ms]
+def _places_of(curve: Curve, axis: Axis, begin: float | None) -> list[float]:
+    """Return where the points lie. `begin` is that of the attempt of one job among several, whose
+    times begin together."""
+    if begin is not None and axis.by != "step":
+        return [(at - begin) / 1000 for at in curve.times_ms]
     return axis.places(curve)
 
 
@@ -318,12 +332,14 @@ def _summary(curves: Sequence[Curve]) -> dict[str, Any]:
     }
 
 
-def _band_of(label: str, curves: Sequence[Curve], axis: Axis) -> dict[str, Any]:
+def _band_of(
+    label: str, curves: Sequence[Curve], axis: Axis, begin: float | None
+) -> dict[str, Any]:
     """Return the mean, the lowest and the highest value of several lines along the axis."""
     points = [
         (x, y)
         for each in curves
-        for x, y in zip(_from_zero(each, axis), each.values, strict=True)
+        for x, y in zip(_places_of(each, axis, begin), each.values, strict=True)
         if abs(x) <= _LARGEST and abs(y) <= _LARGEST
     ]
     low = min((x for x, _ in points), default=0.0)

@@ -35,7 +35,7 @@ for conda in micromamba conda mamba ""; do
   command -v "$conda" >/dev/null 2>&1 && break
 done
 [ -n "$conda" ] || {{
-  echo "{name} needs conda, mamba or micromamba on the node: add --image condaforge/miniforge3" >&2
+  echo {name}' needs conda, mamba or micromamba on the node: add --image condaforge/miniforge3' >&2
   exit 1; }}
 folder={place}
 mkdir -p "$folder"
@@ -54,7 +54,7 @@ END
 {begin}"""
 _PIXI = """\
 command -v pixi >/dev/null 2>&1 || {{
-  echo "{name} needs pixi on the node: add --image ghcr.io/prefix-dev/pixi" >&2
+  echo {name}' needs pixi on the node: add --image ghcr.io/prefix-dev/pixi' >&2
   exit 1; }}
 folder={place}
 mkdir -p "$folder/pixi"
@@ -107,7 +107,8 @@ def read_conda(folder: Path, name: str, notes: list[str]) -> FileSetup | None:
     nothing. What only pip installs needs no conda. Raises ValueError.
     """
     file = folder / name
-    stated = read_table(file, file.read_text("utf-8"), "environment of conda").get("dependencies")
+    table = read_table(file, file.read_text("utf-8"), "environment of conda")
+    stated = table.get("dependencies")
     if not isinstance(stated, list | None):
         raise ValueError(f"{file}: `dependencies` is no list")
     of_pip = [
@@ -121,8 +122,10 @@ def read_conda(folder: Path, name: str, notes: list[str]) -> FileSetup | None:
     needed = {found[1] for each in of_conda if (found := _NAME.match(each))} - {"pip", "python"}
     if needed:
         notes.append(f"the setup makes the environment of {name} with conda, which the node needs")
-        run = _CONDA.format(name=name, file=quote(name), place=_PLACE, begin=_BEGIN)
+        run = _CONDA.format(name=quote(name), file=quote(name), place=_PLACE, begin=_BEGIN)
         return FileSetup(keys=_make_keys(run, uses), begin=_BEGIN)
+    if table.get("variables"):
+        notes.append(f"{name} has `variables`, which only conda sets: state them with --env")
     if not of_pip:
         return None
     notes.append(f"the setup installs with pip what {name} states")
@@ -185,7 +188,7 @@ def _read_pixi(place: Path, folder: Path, notes: list[str]) -> FileSetup | None:
     notes.append(f"the setup makes the environment of {name} with pixi, which the node needs")
     files = [str((place / each).relative_to(folder)) for each in ("pixi.lock", manifest)]
     run = _PIXI.format(
-        **{"name": name, "manifest": manifest, "place": _PLACE, "begin": _BEGIN},
+        **{"name": quote(name), "manifest": manifest, "place": _PLACE, "begin": _BEGIN},
         files=" ".join(map(quote, files)),
     )
     return FileSetup(keys=_make_keys(run, files), begin=_BEGIN)

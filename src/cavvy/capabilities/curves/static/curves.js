@@ -375,7 +375,8 @@
       if (x < plot.scales.x.min || x > plot.scales.x.max) continue;
       if (line) {
         // of a run, in the colour of its line
-        const number = plot.series.findIndex((each) => each.label === line);
+        const mean = `${line}, mean of `; // of a run with several processes
+        const number = plot.series.findIndex((each) => each.label === line || each.label?.startsWith(mean));
         if (number < 1 || !plot.series[number].show) continue;
         context.strokeStyle = context.fillStyle = plot.series[number].stroke(plot, number);
       }

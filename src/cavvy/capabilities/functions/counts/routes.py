@@ -5,7 +5,6 @@ users read it.
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from itertools import chain
 from math import ceil
 from typing import Annotated, NamedTuple
 
@@ -57,7 +56,6 @@ _MOST_STEPS, _LEAST_STEPS = 72, 10  # of the period of figures
 _MOST_HOURS = 744.0
 _NOTHING = AppCounts(0, 0, 0)
 _SHARES = (0.5, 0.99)
-_BLOCK = 12  # steps that are added up at once
 
 
 @agent_router.post("/report", rule=GANG, ask=CountsAsk)
@@ -229,9 +227,8 @@ def _measure(
         rows[grid.find(each.begin_s)].append(each.times)
     times = [_add_up(tuple(texts)) for texts in rows]
     whole: dict[int, int] = {}
-    for first in range(0, grid.steps, _BLOCK):
-        block = _add_up(tuple(chain.from_iterable(rows[first : first + _BLOCK])))
-        for bucket, count in block.counts.items():
+    for step in times:
+        for bucket, count in step.counts.items():
             whole[bucket] = whole.get(bucket, 0) + count
     half, most = find_times(whole, _SHARES)
     return FunctionFigures(
@@ -257,9 +254,9 @@ class _StepTimes(NamedTuple):
     counts: Mapping[int, int]
 
 
-@lru_cache(maxsize=2048)  # only the newest steps of a page change from one look to the next
+@lru_cache(maxsize=1024)  # only the newest steps of a page change from one look to the next
 def _add_up(texts: Sequence[str]) -> _StepTimes:
-    """Return the times of the rows of a step, or of several."""
+    """Return the times of the rows of a step."""
     ran: dict[int, int] = {}
     took: dict[int, int] = {}
     for times in map(read_times, texts):

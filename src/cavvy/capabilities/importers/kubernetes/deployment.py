@@ -44,6 +44,7 @@ _AGENT = frozenset(
 # the source of a variable that a command of the job sets
 ON_NODE: Mapping[str, bool] = {"isKnownOnNode": True}
 _SHELLS = frozenset(f"{folder}{name}" for folder in ("", "/bin/") for name in ("sh", "bash"))
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _GRACE_S, _PERIOD_S, _TIMEOUT_S, _FAILURES = 30, 10, 1, 3  # Kubernetes' defaults
 _KEY = "HorizontalPodAutoscaler.spec.metrics"
@@ -136,6 +137,12 @@ def read_env(
     secrets, later = list[str](), list[str]()
     for each in objects.container.get("env") or ():
         name, source = str(each.get("name")), at(each, "valueFrom")
+        if not _VARIABLE.fullmatch(name):
+            reason = (
+                "expected letters, digits and _ in the name of a variable: a shell has no other"
+            )
+            kept_keys.refuse(objects.mark, f"env.{name}", f"{reason}; rename it")
+            continue
         if "secretKeyRef" in source:
             kept_keys.note(objects.mark, f"env.{name}", f"set it with `cavvy secret set {name}`")
             secrets.append(name)

@@ -309,6 +309,10 @@ def _read_runtime(job: JobObject, name: str, kept: TranslationNotes) -> Values:
     if len(parts) > 1:
         reason = "the runtime has several jobs, such as one that loads data; write `inputs` in a "
         kept.refuse(job.mark, "spec.runtimeRef", f"{reason}Cavvy file")
+    pod = at(parts[0], "template", "spec", "template", "spec") if parts else {}
+    if len(pod.get("containers") or ()) > 1:
+        reason = "the runtime's pod has several containers, and a node runs one"
+        kept.refuse(job.mark, "spec.runtimeRef", f"{reason}; delete the others")
     return at(found, "spec")
 
 
