@@ -147,8 +147,14 @@ class StepRunner:
             from .work.checkpoint_files import CheckpointWatcher
 
             folder = os.path.join(self._config.folder, work.checkpoint.path)
-            self._checkpoints = CheckpointWatcher(work.checkpoint.storage or folder)
+            place = work.checkpoint.storage or folder
+            self._checkpoints = CheckpointWatcher(place, self._has_others(work))
         self._runs(reused=True)
+
+    def _has_others(self, work: WorkConfig) -> bool:
+        """Return whether the work also has nodes on other machines. Only the agents of the server's
+        own machine have a folder of volumes, and all ranks of their work run there."""
+        return work.nodes > 1 and not self._config.volumes
 
     def discard(self, loop: EventLoop, owner: Owner, then: Callable[[], None]) -> None:
         """Kill the program that waits, and call `then` when its processes have ended."""
@@ -280,7 +286,7 @@ class StepRunner:
             else:
                 from .work.checkpoint_files import CheckpointWatcher
 
-                self._checkpoints = CheckpointWatcher(folder)
+                self._checkpoints = CheckpointWatcher(folder, self._has_others(work))
         if work.mirrored:
             from .data.output_sync import OutputSync
 

@@ -145,6 +145,8 @@ def test_a_folder_that_never_rests_has_checkpoints_while_nothing_is_written(
     assert save(200)
     write(tmp_path / "another part")
     assert not save(201), "a save that takes long adds files"
+    watcher = CheckpointWatcher(str(tmp_path), elsewhere=True)
+    assert not any(save(step) for step in range(300, 303 + RESTLESS)), "others may be writing"
 
 
 def test_a_file_that_is_replaced_by_a_rename_is_whole(tmp_path: Path) -> None:

@@ -40,11 +40,12 @@ class CheckpointWatcher:
     """Detects new checkpoints: a checkpoint is new when files of the folder have changed since the
     last checkpoint and then stayed unchanged between two checks. A program that saves more often
     than that never rests: its checkpoint is new if the folder had the same files at RESTLESS
-    checks, and none of them is being written. The object must be created before the work starts.
+    checks, and none of them is being written. With `elsewhere`, processes of other machines write
+    to the folder, too, so it must rest. The object must be created before the work starts.
     """
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    def __init__(self, folder: str, elsewhere: bool = False) -> None:
+        self._folder, self._elsewhere = folder, elsewhere
         self._told = self._last = measure(folder)
         self._began_ns = watch_start_ns(self._told[0] > 0)
         self._torn, self._torn_text = TornFiles(), ""
@@ -101,6 +102,8 @@ class CheckpointWatcher:
     def _is_whole(self, entries: list[FileEntry]) -> bool:
         """Whether the folder holds a whole checkpoint although it changes all the time: a save that
         takes long would add files, or have one open."""
+        if self._elsewhere:  # this machine does not know what others have open
+            return False
         names = [entry.path for entry in entries]
         self._restless = self._restless + 1 if names == self._names else 1
         self._names = names

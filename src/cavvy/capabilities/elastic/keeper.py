@@ -364,7 +364,11 @@ class SizeKeeper:
         for job in jobs:
             if job.phase is not JobPhase.RUNNING:
                 continue
-            attempt = (await self._store.attempts(job.id))[-1]
+            attempts = await self._store.attempts(job.id)
+            # not the last one, which may be a standby's
+            attempt = next((each for each in attempts if each.number == job.attempt), None)
+            if attempt is None:
+                continue
             larger, hold = list_larger(job, attempt.nodes), None
             if larger:
                 cause = HoldCause.OFF if not self.changes else HoldCause.FIXED
