@@ -147,7 +147,8 @@ class _Keeper:
         with suppress(OSError):
             self._say({"keeps": {"kept": 0}})
         if code < 0:
-            signal.signal(-code, signal.SIG_DFL)
+            with suppress(OSError):  # SIGKILL has no handler
+                signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(_as_shell(code))
 
@@ -198,13 +199,22 @@ def _may_fork() -> bool:
         env.get(REJOINS) == "1"
         and bool(env.get("CAVVY_NOTICE"))
         and "RANK" not in env  # a launcher starts its ranks again
-        and hasattr(os, "pidfd_open")
+        and _has_pidfds()
         and threading.current_thread() is threading.main_thread()
         and threading.active_count() == 1
         and 0 < _count_threads() <= _at_import
         and not dist.is_initialized()
         and not any(_is_used(getattr(torch, kind, None)) for kind in ("cuda", "xpu"))
     )
+
+
+def _has_pidfds() -> bool:
+    """Return whether both the kernel and this Python have them."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 def _is_used(accelerator: Any) -> bool:

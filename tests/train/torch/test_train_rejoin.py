@@ -19,11 +19,17 @@ from cavvy.train import rejoin
 
 if sys.argv[1] == "thread":
     threading.Thread(target=threading.Event().wait, daemon=True).start()
+if sys.argv[1] == "old kernel":
+    def refuse(pid):
+        raise OSError(38, "not implemented")
+    os.pidfd_open = refuse
 rejoin.stand_by()
 attempt = os.environ["CAVVY_ATTEMPT"]
 print("attempt", attempt, "kept" if rejoin.is_kept() else "alone", os.getpid(), flush=True)
 if not rejoin.is_kept():
     sys.exit(3)
+if sys.argv[1] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
 if attempt == "1":
     rejoin.leave_lost("Connection closed by peer")
 if attempt == "2":
@@ -106,8 +112,21 @@ def test_the_process_has_the_exit_code_of_its_copy_if_nothing_follows(agent: Age
     assert program.returncode == 1
 
 
+def test_the_process_ends_by_the_signal_that_has_killed_its_copy(agent: Agent) -> None:
+    program = launch(agent, "killed")
+    agent.accept()
+    program.communicate(timeout=PATIENCE_S)
+    assert program.returncode == -signal.SIGKILL
+
+
 @pytest.mark.parametrize(
-    ("how", "env"), [("thread", {}), ("plain", {"CAVVY_REJOINS": ""}), ("plain", {"RANK": "0"})]
+    ("how", "env"),
+    [
+        ("thread", {}),
+        ("old kernel", {}),
+        ("plain", {"CAVVY_REJOINS": ""}),
+        ("plain", {"RANK": "0"}),
+    ],
 )
 def test_a_process_that_cannot_be_copied_works_itself(
     agent: Agent, how: str, env: dict[str, str]
