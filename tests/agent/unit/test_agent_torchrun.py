@@ -3,6 +3,7 @@ of PyTorch and of the agent."""
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,18 +28,77 @@ if "lost" in sys.argv:
     raise RuntimeError("[third_party/gloo/x.cc] Connection closed by peer")
 sys.exit(3 if "fail" in sys.argv else 0)
 """
+HELPERS = """
+import atexit, os, signal, sys, time
+folder, first = sys.argv[1], os.environ["LOCAL_RANK"] == "0"
+def tell(name):
+    with open(f"{folder}/{name}", "w"):
+        pass
+def wait(name="never"):
+    until = time.monotonic() + 60
+    while not os.path.exists(f"{folder}/{name}") and time.monotonic() < until:
+        time.sleep(0.02)
+LOST = RuntimeError("[third_party/gloo/x.cc] Connection closed by peer")
+"""
+# the first rank fails by itself, or the second one loses its connection first
+RAISES = """
+if first:
+    atexit.register(wait)
+    atexit.register(tell, "raised")
+    raise KeyError("label")
+wait("raised")
+raise LOST
+"""
+EXITS = """
+if first:
+    wait("lost")
+    os._exit(1)
+atexit.register(wait)
+atexit.register(tell, "lost")
+raise LOST
+"""
+SAVES = """
+if first:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+    tell("saves")
+    wait()
+wait("saves")
+raise LOST
+"""
+SAVES_AND_ENDS = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+tell(f"1-{os.environ['RANK']}")
+wait()
+"""
+HEEDS = """
+signal.signal(signal.SIGUSR1, lambda *_: tell(f"2-{os.environ['RANK']}"))
+tell(f"1-{os.environ['RANK']}")
+wait()
+"""
+KILLED = """
+if first:
+    os.kill(os.getpid(), signal.SIGKILL)
+wait()
+"""
+DRAWS = """
+import numpy.random
+tell(f"drawn-{numpy.random.random()}")
+"""
 PATIENCE_S = 120
 
 
 class StandIn:
     """The agent's end of the connection, and the launcher."""
 
-    def __init__(self, folder: Path, *words: str, attempt: int = 1) -> None:
+    def __init__(
+        self, folder: Path, *words: str, attempt: int = 1, program: str = "", imports: str = ""
+    ) -> None:
         (folder / "torch").mkdir()
-        for name, text in (("__init__", "print('imported', flush=True)"), ("distributed", "")):
+        imported = f"{imports}\nprint('imported', flush=True)"
+        for name, text in (("__init__", imported), ("distributed", "")):
             (folder / f"torch/{name}.py").write_text(text)
         (folder / "code").mkdir()
-        (folder / "code/train.py").write_text(PROGRAM)
+        (folder / "code/train.py").write_text(HELPERS + program if program else PROGRAM)
         (folder / "code/beside.py").write_text("WORD = 'beside'")
         self._door = socket.socket(socket.AF_UNIX)
         self._door.bind(str(folder / "notice"))
@@ -65,12 +125,14 @@ class StandIn:
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
-    def read(self, attempt: int, rank: int) -> list[object]:
-        path = self.folder / f"{attempt}-{rank}"
-        while not path.exists():
+    def find(self, name: str) -> Path:
+        while not (path := self.folder / name).exists():
             assert self.process.poll() is None
             time.sleep(0.02)
-        found: list[object] = json.loads(path.read_text())
+        return path
+
+    def read(self, attempt: int, rank: int) -> list[object]:
+        found: list[object] = json.loads(self.find(f"{attempt}-{rank}").read_text())
         return found
 
     def end(self) -> tuple[int, int]:
@@ -125,3 +187,75 @@ def test_a_notice_ends_the_launcher_with_its_ranks(tmp_path: Path) -> None:
     agent.process.terminate()
     assert agent.hear() == {"keeps": {"kept": 0}}
     assert agent.end() == (-15, 1)
+
+
+def test_ranks_that_save_and_end_with_0_when_asked_are_apart(tmp_path: Path) -> None:
+    agent = StandIn(tmp_path, program=SAVES_AND_ENDS)
+    agent.hear()
+    for rank in (2, 3):
+        agent.find(f"1-{rank}")
+    agent.say(regroup={})
+    assert agent.hear() == {"apart": {"code": 0, "error": ""}}
+    agent.say(leave={})
+    assert agent.end() == (0, 1)
+
+
+def test_the_launcher_ends_by_the_signal_that_has_killed_a_rank(tmp_path: Path) -> None:
+    agent = StandIn(tmp_path, program=KILLED)
+    agent.hear()
+    assert agent.hear() == {"apart": {"code": 137, "error": ""}}
+    agent.say(leave={})
+    assert agent.end() == (-9, 1)
+
+
+@pytest.mark.parametrize("how", ["missing", "refused"])
+def test_the_launcher_needs_no_pidfds(tmp_path: Path, how: str) -> None:
+    """Pythons that were built for kernels before 5.3 have none, and these kernels refuse them."""
+    imports = "import os\ndef refuse(pid): raise OSError(38, 'not implemented')\n"
+    imports += "os.pidfd_open = refuse\n" + ("del os.pidfd_open" if how == "missing" else "")
+    agent = StandIn(tmp_path, "fail", attempt=2, imports=imports)
+    agent.hear()
+    assert agent.hear() == {"apart": {"code": 3, "error": ""}}
+    agent.say(leave={})
+    assert agent.end() == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("program", "lost"),
+    [(RAISES, False), (EXITS, False), (SAVES, True)],
+    ids=["raises", "exits", "saves"],
+)
+def test_a_connection_is_lost_unless_another_rank_of_the_node_has_failed(
+    tmp_path: Path, program: str, lost: bool
+) -> None:
+    agent = StandIn(tmp_path, program=program)
+    agent.hear()
+    apart = agent.hear()["apart"]  # type: ignore[index]
+    assert (apart["code"], bool(apart["error"])) == (1, lost)
+    agent.say(leave={})
+    assert agent.end() == (1, 1)
+
+
+def test_ranks_that_have_heard_sigusr1_can_still_be_replaced(tmp_path: Path) -> None:
+    agent = StandIn(tmp_path, program=HEEDS)
+    agent.hear()
+    for rank in (2, 3):
+        agent.find(f"1-{rank}")
+    agent.process.send_signal(signal.SIGUSR1)
+    for rank in (2, 3):
+        agent.find(f"2-{rank}")
+    agent.say(regroup={})
+    assert agent.hear() == {"apart": {"code": 143, "error": ""}}
+    agent.say(leave={})
+    assert agent.end() == (-15, 1)
+
+
+def test_ranks_draw_different_numbers_if_torch_has_imported_the_generator_of_numpy(
+    tmp_path: Path,
+) -> None:
+    """As with numpy 1."""
+    agent = StandIn(tmp_path, program=DRAWS, imports="import numpy.random")
+    agent.hear()
+    assert agent.hear() == {"keeps": {"kept": 0}}
+    assert agent.end() == (0, 1)
+    assert len([*tmp_path.glob("drawn-*")]) == 2

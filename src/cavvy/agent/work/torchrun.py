@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 WAIT_S = 60.0  # seconds in which the agent answers that the process leaves, or stays
 KILL_S = 30.0  # seconds that the other ranks have to end when one has failed, as with torchrun
 _LONGEST = 4096  # bytes of the description of a lost connection
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_ENDS = (signal.SIGTERM, signal.SIGINT)
+_PASSED_ON = (*_ENDS, signal.SIGUSR1)
 
 
 class NodeRanks:
@@ -43,77 +44,109 @@ class NodeRanks:
     def __init__(self, count: int, line: socket.socket | None) -> None:
         self._count, self._line = count, line
         self._rest = b""
-        self._pids: dict[int, int] = {}  # the running ranks: pidfd -> process ID
+        self._ranks: dict[int, socket.socket] = {}  # process ID -> what the rank says of its error
+        self._failed = 0  # exit code of the first rank that has failed, negative for a signal
+        self._error = ""  # how its connection to another rank was lost
         self._asked = False  # whether the agent has asked the ranks to end
         self._signalled = False  # whether a signal from elsewhere has
         self._handlers: dict[int, Any] = {}
+        self._woken, self._wakes = socket.socketpair()  # the second gets a byte for each signal
+        for each in (self._woken, self._wakes):
+            each.setblocking(False)
 
     def run(self) -> socket.socket:
         """Fork the ranks until they end for good, and exit with the first failed one's code.
-        Return, in each rank, the socket on which it says that it has lost its connection."""
+        Return, in each rank, the socket on which it describes the error that ends it."""
         while True:
-            self._asked = False
-            mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            self._failed, self._error, self._asked = 0, "", False
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             gc.freeze()  # the collector would write to each object, which copies its page
             for local in range(self._count):
+                mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
                 pid = os.fork()
                 if not pid:
-                    self._become_rank(local, mine)
+                    mine.close()
+                    self._become_rank(local)
                     return its
-                self._pids[os.pidfd_open(pid)] = pid
-            its.close()
-            for number in () if self._handlers else _PASSED_ON:
-                self._handlers[number] = signal.signal(number, self._pass_on)
-            code = self._await_ranks()
-            error = _read_error(mine)
-            if not code or self._signalled or not self._wait_for_rejoin(code, error):
-                self._leave(code)
+                its.close()
+                self._ranks[pid] = mine
+            if not self._handlers:
+                self._take_signals()
+            self._await_ranks()
+            # ranks that save when they are asked to end may end with 0
+            stays = bool(self._failed or self._asked) and not self._signalled
+            if not stays or not self._wait_for_rejoin():
+                self._leave(self._failed)
 
-    def _become_rank(self, local: int, parents: socket.socket) -> None:
-        for each in (self._line, parents):
+    def _become_rank(self, local: int) -> None:
+        if self._handlers:
+            signal.set_wakeup_fd(-1)
+        for each in (self._line, self._woken, self._wakes, *self._ranks.values()):
             if each is not None:
                 each.close()
-        for pidfd in self._pids:
-            os.close(pidfd)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         os.environ.update(name_rank(os.environ, local, self._count))
+        if "numpy.random" in sys.modules:  # the ranks would draw the same numbers
+            sys.modules["numpy.random"].seed()
+
+    def _take_signals(self) -> None:
+        """Pass signals on from here. The end of a rank is a signal, too: older kernels, and Pythons
+        that were built for these, have no pidfds."""
+        signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
+        for number in _PASSED_ON:
+            self._handlers[number] = signal.signal(number, self._pass_on)
+        self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = True
+        self._signalled = self._signalled or number in _ENDS
         self._signal(number)
 
     def _signal(self, number: int) -> None:
-        for pid in self._pids.values():
+        for pid in self._ranks:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
-    def _await_ranks(self) -> int:
-        """Wait for the end of all ranks. Return the exit code of the first that has failed,
-        negative if a signal ended it, or 0. If one fails, the others are ended."""
-        poll, failed = select.poll(), 0
-        for pidfd in self._pids:
-            poll.register(pidfd, select.POLLIN)
+    def _await_ranks(self) -> None:
+        """Wait for the end of all ranks. If one fails, the others are ended."""
+        poll, ready = select.poll(), list[int]()
+        poll.register(self._woken, select.POLLIN)
         if self._line is not None:
             poll.register(self._line, select.POLLIN)
-        while self._pids:
-            ready = [fd for fd, _ in poll.poll(KILL_S * 1000 if failed else None)]
+        while self._reap():  # first: what has already ended was not ended by what is heard now
+            if self._line is not None and self._line.fileno() in ready:
+                self._hear_regroup(poll)
+            ready = [fd for fd, _ in poll.poll(KILL_S * 1000 if self._failed else None)]
             if not ready and not (self._asked or self._signalled):
                 self._signal(signal.SIGKILL)
-            for fd in ready:
-                if fd not in self._pids:
-                    self._hear_regroup(poll)
-                    continue
-                poll.unregister(fd)
-                os.close(fd)
-                _, status = os.waitpid(self._pids.pop(fd), 0)
-                code = os.waitstatus_to_exitcode(status)
-                if code and not failed:
-                    failed = code
-                    self._signal(signal.SIGTERM)
-        return failed
+            if self._woken.fileno() in ready:
+                self._woken.recv(4096)
+
+    def _reap(self) -> bool:
+        """Note which ranks have ended, and end the others if one has failed by itself. Return
+        whether one still runs."""
+        told = bool(self._failed or self._asked or self._signalled)
+        codes: dict[int, int] = {}
+        for pid in self._ranks:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        self._failed = self._failed or next(filter(None, codes.values()), 0)
+        if self._failed and not told:
+            self._error = self._find_error(codes)
+        for pid in codes:
+            self._ranks.pop(pid).close()
+        if self._failed and not told:
+            self._signal(signal.SIGTERM)
+        return bool(self._ranks)
+
+    def _find_error(self, codes: dict[int, int]) -> str:
+        """Return how a connection was lost, or "" if one of these ranks has failed otherwise, which
+        is then why the others have lost theirs."""
+        said = {pid: _read_error(line) for pid, line in self._ranks.items()}
+        errors = [text or "" for pid, text in said.items() if text is not None or codes.get(pid)]
+        return errors[0] if all(errors) else ""
 
     def _hear_regroup(self, poll: select.poll) -> None:
         assert self._line is not None
@@ -124,13 +157,13 @@ class NodeRanks:
             self._asked = True
             self._signal(signal.SIGTERM)
 
-    def _wait_for_rejoin(self, code: int, error: str) -> bool:
+    def _wait_for_rejoin(self) -> bool:
         """Tell the agent that the ranks have ended, and take the variables of the next attempt.
         Return False if the process must leave."""
         if self._line is None:
             return False
         with suppress(OSError):
-            self._say({"apart": {"code": _as_shell(code), "error": error}})
+            self._say({"apart": {"code": _as_shell(self._failed), "error": self._error}})
         poll, answered = select.poll(), False
         poll.register(self._line, select.POLLIN)
         while poll.poll(None if answered else WAIT_S * 1000):
@@ -166,7 +199,8 @@ class NodeRanks:
         with suppress(OSError):
             self._say({"keeps": {"kept": 0}})
         if code < 0:
-            signal.signal(-code, signal.SIG_DFL)
+            with suppress(OSError):  # SIGKILL has no handler
+                signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(_as_shell(code))
 
@@ -215,9 +249,9 @@ def main(words: list[str]) -> None:
 
     def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
-        if is_lost_connection(error):
-            with suppress(OSError):
-                parent.send(f"{kind.__name__}: {error}".encode(errors="replace")[:_LONGEST])
+        lost = f"{kind.__name__}: {error}" if is_lost_connection(error) else ""
+        with suppress(OSError):
+            parent.send(lost.encode(errors="replace")[:_LONGEST] + b"\n")
 
     sys.excepthook = tell
     sys.argv = [asked.program, *asked.rest]
@@ -262,13 +296,14 @@ def is_lost_connection(error: BaseException) -> bool:
     return of_torch or (isinstance(error, RuntimeError) and "third_party/gloo" in str(error))
 
 
-def _read_error(line: socket.socket) -> str:
-    """Return what a rank has said of its lost connection, or ""."""
-    with line:
-        line.setblocking(False)
-        with suppress(OSError):
-            return line.recv(_LONGEST).decode(errors="replace")
-    return ""
+def _read_error(line: socket.socket) -> str | None:
+    """Return what a rank has said of the error that ends it: how its connection was lost, or "" for
+    another error; None if it has said nothing."""
+    line.setblocking(False)
+    try:
+        return line.recv(_LONGEST + 1).decode(errors="replace")[:-1]
+    except OSError:
+        return None
 
 
 def _as_shell(code: int) -> int:
