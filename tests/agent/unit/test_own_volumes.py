@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from cavvy.agent.config import AgentConfig, ConfigFields, read_work
-from cavvy.agent.data.mounts import link_volumes, list_binds, list_mounted
+from cavvy.agent.data.mounts import link, link_volumes, list_binds, list_mounted, remove_links
 from cavvy.agent.documents import WorkConfig
 from cavvy.agent.work import hide
 from cavvy.agent.work.folder import CannotBuild
@@ -65,6 +65,21 @@ def make_config(folder: Path) -> AgentConfig:
     own = {"home": f"{folder}/gangs/g/0", "private": f"{folder}/agents/g/0", "covers": True}
     more = {"volumes": f"{folder}/volumes/p"}
     return AgentConfig(ConfigFields({**base, **own, **more}, "configuration"))
+
+
+def make_bare(folder: Path, gang: str, project: str) -> AgentConfig:
+    """The configuration of a running gang's agent on a machine without namespaces."""
+    base = {"gang": gang, "rank": 0, "address": "http://a", "token": "t", "covers": False}
+    own = {"home": f"{folder}/gangs/{gang}/0", "private": f"{folder}/agents/{gang}/0"}
+    for each in own.values():
+        os.makedirs(each, exist_ok=True)
+    more = {"volumes": f"{folder}/volumes/{project}"}
+    return AgentConfig(ConfigFields({**base, **own, **more}, "configuration"))
+
+
+def end(config: AgentConfig) -> None:
+    Path(config.exit_file).write_text("{}")
+    remove_links(config)
 
 
 def make_work(*volumes: dict[str, object], **more: object) -> WorkConfig:
@@ -156,6 +171,63 @@ def test_a_path_is_refused_only_where_it_would_hide_what_is_obeyed(
     inside = {"source": "s3://b/x", "target": f"{home}/data/x"}
     with pytest.raises(CannotBuild, match="whose files it cannot join"):
         link_volumes(config, make_work({"path": f"{home}/data"}, inputs=[inside]), config.folder)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_link_to_a_volume_leads_no_other_project_into_it(tmp_path: Path, keep: bool) -> None:
+    """Both volumes are empty, which does not make them the same."""
+    path = tmp_path / "cache"
+    work = make_work({"path": str(path), "keep": keep})
+    first, second = (make_bare(tmp_path, f"g-{each}", each) for each in "pq")
+    link_volumes(first, work, first.folder)
+    seen = os.readlink(path)
+    (tmp_path / "input").mkdir()
+    for attempt in (
+        lambda: link_volumes(second, work, second.folder),
+        lambda: link(second, str(tmp_path / "input"), str(path)),
+    ):
+        with pytest.raises(CannotBuild, match="already in use"):
+            attempt()
+    end(second)
+    assert os.readlink(path) == seen  # of the job that runs
+    end(first)
+    assert not os.path.lexists(path)
+    third = make_bare(tmp_path, "g-3", "q")
+    link_volumes(third, work, third.folder)
+    assert os.readlink(path).startswith((third.volumes, f"{tmp_path}/agents/g-3/"))
+
+
+def test_jobs_of_one_project_share_a_link_and_the_last_one_removes_it(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    work = make_work({"path": str(path)})
+    first, second = (make_bare(tmp_path, f"g-{each}", "p") for each in "12")
+    for config in (first, second):
+        link_volumes(config, work, config.folder)
+    end(first)
+    assert os.readlink(path) == f"{tmp_path}/volumes/p/models"
+    end(second)
+    assert not os.path.lexists(path)
+
+
+def test_a_link_that_no_job_uses_is_replaced(tmp_path: Path) -> None:
+    """Its agent was killed, and the records of its gang were removed."""
+    path = tmp_path / "cache"
+    (tmp_path / "volumes/p/models").mkdir(parents=True)
+    path.symlink_to(tmp_path / "volumes/p/models")
+    config = make_bare(tmp_path, "g", "q")
+    link_volumes(config, make_work({"path": str(path)}), config.folder)
+    assert os.readlink(path) == f"{tmp_path}/volumes/q/models"
+
+
+def test_files_of_the_machine_stand_for_no_volume(tmp_path: Path) -> None:
+    """What the work writes there would not be in the volume."""
+    path = tmp_path / "cache"
+    for folder in (path, tmp_path / "volumes/p/models"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("the same")
+    config = make_bare(tmp_path, "g", "p")
+    with pytest.raises(CannotBuild, match="already in use"):
+        link_volumes(config, make_work({"path": str(path)}), config.folder)
 
 
 def test_this_machine_says_that_its_volumes_have_no_types() -> None:

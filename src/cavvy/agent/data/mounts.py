@@ -8,10 +8,13 @@ are bind-mounted. Named volumes of this machine itself are mounted in the namesp
 
 from __future__ import annotations
 
+import fcntl
 import filecmp
+import glob
 import hashlib
 import os
 import subprocess
+from contextlib import contextmanager
 
 from ..allowed_folders import AllowedFolders, LeadsOutside
 from ..config import AgentConfig
@@ -21,6 +24,10 @@ from ..work.folder import CannotBuild, check_free, check_kept, check_seen, insid
 from ..work.hide import is_hidden
 from ..work.own_volumes import MountedVolume
 from ..work.view import BUCKETS, find_bucket, find_mount
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MOUNT_S = 60.0
 BESIDE = "/cavvy/volumes"  # where the provider mounts volumes with a relative path
@@ -167,7 +174,8 @@ def link_volumes(config: AgentConfig, work: WorkConfig, folder: str) -> None:
                 "add an `image`, or leave `read_only` out"
             )
         path = find_path(volume, folder)
-        if os.path.realpath(path) != os.path.realpath(source):
+        used = is_own(config, volume) and os.path.islink(path)  # until the last job has ended
+        if used or os.path.realpath(path) != os.path.realpath(source):
             link(config, source, path)
 
 
@@ -269,14 +277,16 @@ def _link_in(config: AgentConfig, source: str, path: str, folder: int) -> None:
         place = f"/proc/self/fd/{folder}/{os.path.basename(path)}"
         check_kept(config, place, follow=False)
     listed = f"{config.private}/links"
-    with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
-        file.write(path + "\n")
-    if os.path.islink(place) and (
-        os.path.realpath(place) == os.path.realpath(source) or _is_shared(config, source, place)
-    ):
-        return
-    if os.path.islink(place) and not os.path.exists(place):
-        os.unlink(place)  # left over from an attempt whose home folder is gone
+    with _lock_links(config):
+        with open(listed, "a", encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
+            file.write(path + "\n")
+        if _is_linked(config, source, place):
+            return
+        if os.path.islink(place) and (
+            not os.path.exists(place)  # left over from an attempt whose home folder is gone
+            or _is_left(config, path, os.readlink(place))
+        ):
+            os.unlink(place)
     if os.path.isdir(place) and not os.path.islink(place) and not os.listdir(place):
         os.rmdir(place)
     if os.path.lexists(place):
@@ -285,7 +295,9 @@ def _link_in(config: AgentConfig, source: str, path: str, folder: int) -> None:
                 f"a bucket cannot be mounted at {path}, where this node already has files: choose "
                 "another `target`, or leave the files out of `workdir`"
             )
-        if _is_equal(source, place):
+        # What the work writes must reach its volume, and no volume of others.
+        volumes = any(_is_volume(config, each) for each in (source, os.path.realpath(place)))
+        if not volumes and _is_equal(source, place):
             return  # on the user's own machine, `path` may already hold the same files
         raise CannotBuild(
             f"{source} cannot be linked at {path}: the path is already in use on this node"
@@ -293,32 +305,88 @@ def _link_in(config: AgentConfig, source: str, path: str, folder: int) -> None:
     try:
         os.symlink(source, place)
     except FileExistsError:  # another rank has created the link meanwhile
-        if not _is_shared(config, source, place):
+        if not _is_linked(config, source, place):
             raise
 
 
 def remove_links(config: AgentConfig) -> None:
-    """Remove the links that the ended work used, if the links' targets belong to the gang. If
-    several ranks of a gang run on this machine, only the rank that ends last removes links.
+    """Remove the links that the ended work used, if the links' targets belong to the gang, or are
+    volumes of this machine and no other gang uses the links. If several ranks of a gang run on this
+    machine, only the rank that ends last removes links.
     """
     gang = os.path.dirname(config.home)
     try:
         others = [name for name in os.listdir(gang) if name.isdigit()]
-        listed = f"{config.private}/links"
-        with open(listed, encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
-            paths = file.read().splitlines()
+        paths = _read_links(config.private)
     except OSError:  # no links were made
         return
     records = os.path.dirname(config.private)
     if not all(os.path.exists(f"{records}/{name}/exit.json") for name in others):
         return
+    own = (gang + "/", f"{config.caches}/{BUCKETS}/{config.gang}-")
     for path in paths:
         try:
-            own = (gang + "/", f"{config.caches}/{BUCKETS}/{config.gang}-")
-            if os.path.islink(path) and os.readlink(path).startswith(own):
-                os.unlink(path)
+            with _lock_links(config):
+                target = os.readlink(path) if os.path.islink(path) else ""
+                if target.startswith(own) or _is_left(config, path, target):
+                    os.unlink(path)
         except OSError:  # the link stays; the next work that needs its path replaces it
             continue
+
+
+def _read_links(private: str) -> list[str]:
+    """Return the paths where the rank with this private folder uses links. Raises OSError."""
+    listed = f"{private}/links"
+    with open(listed, encoding="utf-8", errors="surrogateescape", opener=open_own) as file:
+        return file.read().splitlines()
+
+
+@contextmanager
+def _lock_links(config: AgentConfig) -> Iterator[None]:
+    """Wait until no other agent decides who uses the links to the volumes of this machine."""
+    volumes = os.path.dirname(config.volumes)
+    if not os.path.isdir(volumes):  # no link leads there
+        yield
+        return
+    lock = os.open(volumes, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _is_left(config: AgentConfig, path: str, target: str) -> bool:
+    """Return whether the link at `path` leads to a volume of this machine, and no other gang with
+    running work uses the link."""
+    if not _is_volume(config, target):
+        return False
+    own = os.path.dirname(config.private)
+    for listed in glob.iglob(f"{glob.escape(os.path.dirname(own))}/*/*/links"):
+        private = os.path.dirname(listed)
+        if os.path.dirname(private) == own or os.path.exists(private + "/exit.json"):
+            continue
+        try:
+            if path in _read_links(private):
+                return False
+        except OSError:  # the gang was removed meanwhile
+            continue
+    return True
+
+
+def _is_volume(config: AgentConfig, path: str) -> bool:
+    """Return whether the path is in a volume of this machine, of any project or gang."""
+    folders = (os.path.dirname(config.volumes), os.path.dirname(os.path.dirname(config.private)))
+    return bool(config.volumes) and path.startswith(
+        tuple(f"{each}/" for folder in folders for each in (folder, os.path.realpath(folder)))
+    )
+
+
+def _is_linked(config: AgentConfig, source: str, path: str) -> bool:
+    """Return whether `path` is a link to `source`, or another rank's link to the same."""
+    return os.path.islink(path) and (
+        os.path.realpath(path) == os.path.realpath(source) or _is_shared(config, source, path)
+    )
 
 
 def _is_shared(config: AgentConfig, source: str, path: str) -> bool:
