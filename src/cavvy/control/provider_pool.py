@@ -337,7 +337,8 @@ class ProviderPool:
             shares = ability(place, SHARES_HOSTS)
             hosts = await self._call(name, shares.hosts(), OFFERS_TIMEOUT) if shares else ()
         except ProviderError as error:
-            return OfferedMarket(offers=(), problems=(SilentPlace(name, str(error)),))
+            blind = frozenset({name} if ability(place, HOLDS_VOLUMES) else ())
+            return OfferedMarket(offers=(), blind=blind, problems=(SilentPlace(name, str(error)),))
         parts = ability(place, HAS_PARTS)
         silent = parts.silent() if parts else ()
         market = OfferedMarket(

@@ -18,7 +18,7 @@ from cavvy.catalog.needs import NeedError, parse_accelerator
 from cavvy.catalog.regions import is_region
 from cavvy.catalog.tpu_slices import find_requested, find_slice, spread_slices
 from cavvy.domain.allocations import VolumeLocation
-from cavvy.domain.offers import Offer
+from cavvy.domain.offers import Offer, list_sellers
 from cavvy.domain.policies import BoundPolicy, name_key
 from cavvy.domain.tasks import Objection, TaskSpec, VolumeKind
 from cavvy.domain.units import format_rate
@@ -95,11 +95,13 @@ def explain_misplaced(
     starts the nodes in the volume's zone. A provider in `blind` did not report the locations of its
     volumes. If `blind` contains the offer's provider, the offer is rejected, because Cavvy could
     otherwise create a volume that already exists elsewhere. A volume without a size exists: if only
-    other providers report it, the offer is rejected, too.
+    other providers report it, or another provider in `blind` may have it, the offer is rejected,
+    too.
     """
     bound: set[str | None] = set()  # the zones that have all volumes that were checked so far
     first = ""
     own = [each for each in volumes if each.provider == offer.provider]
+    named = list_sellers(task.resources.providers)
     for volume in [v for v in task.volumes if v.kind is VolumeKind.NAMED and v.keep]:
         name = volume.source
         if offer.provider in blind:
@@ -113,6 +115,8 @@ def explain_misplaced(
                     f"{name} is a volume of {', '.join(others)}; state its `size` for another one "
                     f"of this name at {offer.provider}",
                 )
+            if any(not named or each in named for each in blind):
+                return Objection("volumes", f"the location of {name} is currently unknown")
         if away := _explain_elsewhere(offer, name, known):
             return away
         zones = {each.zone for each in known if each.region == offer.region}

@@ -194,6 +194,28 @@ async def test_a_place_that_cannot_tell_of_volumes_runs_what_names_none() -> Non
     assert told == [None, Objection("volumes", "the location of data is currently unknown"), None]
 
 
+class SilentFarm(BlindFarm):
+    """A place with volumes that does not answer at all."""
+
+    async def offers(self) -> Sequence[Offer]:
+        raise TryAgain("cannot be reached")
+
+
+async def test_a_job_does_not_get_a_new_volume_while_the_place_that_may_have_it_is_silent() -> None:
+    places = {"farm": cast(Provider, SilentFarm()), "here": cast(Provider, Farm())}
+    market = (await ProviderPool(places, cast(ControlClock, Watch())).market()).market
+    assert market.blind == {"farm"}
+    volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d")
+    task, here = TaskSpec(name="t", run="x", volumes=(volume,)), replace(LARGE, provider="here")
+    market, now = replace(market, offers=[here]), Watch().at
+    job = JobRecord(id="j", project="p", name="n", task=task, submitted_at=now, since=now)
+    found = find_candidates(
+        job, market, match(job, market), no_objections, situation=PlanningContext(), now=now
+    )
+    assert (found.offers, found.unusable) == ((), True)
+    assert "the location of data is currently unknown" in found.reason
+
+
 class HalfFarm(Farm):
     """A place of two regions, of which one does not answer."""
 

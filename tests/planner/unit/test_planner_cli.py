@@ -21,7 +21,7 @@ from cavvy.domain.offers import Offer, Purchase
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import HOLDS_VOLUMES
-from cavvy.providers.base import Manifest, Refused
+from cavvy.providers.base import Manifest, Refused, TryAgain
 from cavvy.store.snapshot import choose
 from cavvy.store.snapshot.refresh import EgressPrice, write_snapshot
 
@@ -387,6 +387,25 @@ def test_a_place_that_cannot_say_where_its_volumes_are_is_planned_for_without_th
     named = run(farm, "resources: {cpu: 1}\nvolumes: [data:/d]\n", "--here")
     assert named.exit_code == 1
     assert "the location of data is currently unknown" in named.stdout
+
+
+class SilentFarm(Farm):
+    """A place with volumes that does not answer."""
+
+    async def offers(self) -> list[Offer]:
+        raise TryAgain("cannot be reached")
+
+
+@pytest.mark.parametrize("silent", [Farm(blind=True), SilentFarm()])
+def test_a_plan_makes_no_volume_that_a_silent_place_may_have(
+    planned: Path, monkeypatch: pytest.MonkeyPatch, silent: Farm
+) -> None:
+    places = {"far": silent, "farm": Farm()}
+    monkeypatch.setattr(market, "load_providers", lambda *_: places)
+    named = "resources: {cpu: 1}\nvolumes: [data:/d]\n"
+    assert "the location of data is currently unknown" in run(planned, named, "--here").stdout
+    here = "resources: {cpu: 1, providers: farm}\nvolumes: [data:/d]\n"
+    assert "can use farm" in run(planned, here, "--here").stdout
 
 
 def test_a_duration_is_scaled_and_shown_with_its_range(planned: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from cavvy.domain.allocations import VolumeLocation
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import TaskSpec, Volume, VolumeKind
+from cavvy.domain.tasks import ResourceSpec, TaskSpec, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.planner.objections import explain_misplaced
@@ -73,3 +73,26 @@ def test_a_volume_that_only_another_provider_has_is_not_made_unless_it_has_a_siz
     new = replace(task("a"), volumes=(replace(volume, size_gib=5),))
     assert explain_misplaced(new, offer(), known) is None
     assert explain_misplaced(task("b"), offer(), known) is None
+
+
+@pytest.mark.parametrize(
+    ("providers", "size_gib", "told"),
+    [
+        ((), None, "the location of a is currently unknown"),
+        (("cloud", "other"), None, "the location of a is currently unknown"),
+        (("cloud",), None, ""),  # the volume must be there
+        ((), 5, ""),
+    ],
+)
+def test_a_volume_that_a_silent_provider_may_have_is_not_made_elsewhere(
+    providers: tuple[str, ...], size_gib: int | None, told: str
+) -> None:
+    (volume,) = task("a").volumes
+    named = replace(
+        task("a"),
+        volumes=(replace(volume, size_gib=size_gib),),
+        resources=ResourceSpec(providers=providers),
+    )
+    objection = explain_misplaced(named, offer(), [], {"other"})
+    assert (objection.reason if objection else "") == told
+    assert explain_misplaced(named, offer(), [place("a", None)], {"other"}) is None  # it is here

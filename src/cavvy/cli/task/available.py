@@ -230,7 +230,7 @@ def _add_fitting(
     the offer, its nodes can reach the task's volumes, the number of hosts matches the number of
     nodes, and the task states the options that the offer requires.
     """
-    blind = {name} if market.answers[name].blind else ()
+    blind = market.list_blind()
     volumes = [each for answer in market.answers.values() for each in answer.volumes]
     rejected = {
         offer.key: objection

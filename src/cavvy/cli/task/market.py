@@ -88,6 +88,13 @@ class LiveMarket(Struct, frozen=True, kw_only=True):
         partly = [_list_problems(name, answer, need) for name, answer in self.answers.items()]
         return missing + [problem for each in partly for problem in each]
 
+    def list_blind(self) -> "Collection[str]":
+        """Return the providers that did not report the locations of their volumes."""
+        from cavvy.providers.abilities import HOLDS_VOLUMES, ability
+
+        silent = {name for name in self.silent if ability(self.providers[name], HOLDS_VOLUMES)}
+        return silent | {name for name, answer in self.answers.items() if answer.blind}
+
     def make_judge(self) -> "Callable[[Offer], Readiness]":
         """Return the function that judges whether a job can run on an offer."""
         from functools import partial
