@@ -187,6 +187,7 @@ def make_work(*inputs: tuple[str, str], output: tuple[str, str]) -> Any:
         inputs=[make_transfer(*each) for each in inputs],
         outputs=[make_transfer(*output)],
         volumes=[],
+        image=None,
         mirrored={0: 1.0},
     )
 
@@ -248,6 +249,7 @@ def test_an_output_that_fails_keeps_the_others_from_nothing(
     work = SimpleNamespace(
         inputs=[],
         volumes=[],
+        image=None,
         checkpoint=None,
         setup=None,
         outputs=[make_transfer(str(at), each) for at, each in enumerate(targets)],

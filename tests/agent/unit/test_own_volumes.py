@@ -8,8 +8,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from cavvy.agent.allowed_folders import LeadsOutside
 from cavvy.agent.config import AgentConfig, ConfigFields, read_work
 from cavvy.agent.data.mounts import link, link_volumes, list_binds, list_mounted, remove_links
+from cavvy.agent.data.paths import find_folders, find_output
 from cavvy.agent.documents import WorkConfig
 from cavvy.agent.work import hide
 from cavvy.agent.work.folder import CannotBuild
@@ -228,6 +230,34 @@ def test_files_of_the_machine_stand_for_no_volume(tmp_path: Path) -> None:
     config = make_bare(tmp_path, "g", "p")
     with pytest.raises(CannotBuild, match="already in use"):
         link_volumes(config, make_work({"path": str(path)}), config.folder)
+
+
+@pytest.mark.parametrize("image", [None, "busybox"])
+def test_an_output_in_a_volume_is_read_in_the_volume(tmp_path: Path, image: str | None) -> None:
+    """Its path as the work sees it may be missing on the machine, or be a file of the machine."""
+    config, shown = make_config(tmp_path), tmp_path / "shown"
+    (shown / "out").mkdir(parents=True)
+    (shown / "out/file").write_text("of the machine")
+    volumes = ({"path": f"{shown}"}, {"path": f"{shown}/inner", "source": "data"})
+    sources = (f"{shown}/out", f"{shown}/inner/../inner/out", f"{shown}/innermost")
+    outputs = [{"source": each, "target": "s3://b/x"} for each in sources]
+    work = make_work(*volumes, outputs=outputs, image=image)
+    kept = tmp_path / "volumes/p"
+    found = [find_output(config, work, index)[0] for index in range(3)]
+    assert found == [f"{kept}/models/out", f"{kept}/data/out", f"{kept}/models/innermost"]
+    (kept / "models/out").mkdir()
+    (kept / "models/out/file").write_text("of the work")
+    (kept / "models/out/stolen").symlink_to(tmp_path / "token")
+    (kept / "models/out/seen").symlink_to(shown / "out/file")
+    (tmp_path / "token").touch()
+    os.makedirs(config.folder)
+    folders = find_folders(config, work)
+    for name in ("file", "seen"):
+        with os.fdopen(folders.open_file(f"{found[0]}/{name}")) as file:
+            assert file.read() == "of the work"
+    for path in (f"{found[0]}/stolen", f"{shown}/out/file"):  # the work placed no file in the last
+        with pytest.raises(LeadsOutside):
+            folders.open_file(path)
 
 
 def test_this_machine_says_that_its_volumes_have_no_types() -> None:

@@ -13,7 +13,7 @@ from ..disk import read_known, write_whole
 from ..documents import TransferConfig, WorkConfig
 from ..work.folder import CannotBuild, inside
 from ..work.view import find_bucket
-from .mounts import find_source, link
+from .mounts import find_source, is_own, link
 
 
 def is_full(path: str) -> bool:
@@ -96,7 +96,25 @@ def _find_output(
     for volume in work.volumes:
         if volume.path == source:
             return find_source(config, volume, config.folder), {}
+    if (kept := _find_in_volume(config, work, source)) is not None:
+        return kept, {}
     return (os.path.expanduser(source) if is_full(source) else inside(config.folder, source)), {}
+
+
+def _find_in_volume(config: AgentConfig, work: WorkConfig, path: str) -> str | None:
+    """If the path is in a volume of this machine, return where its files are. They may not be at
+    the path itself outside of the work's namespaces or container. Raises CannotBuild, OSError.
+    """
+    home = is_full(path) and work.image is None  # a container has a home folder of its own
+    seen = os.path.normpath(os.path.expanduser(path) if home else path)
+    volumes = [(os.path.normpath(each.path), each) for each in work.volumes]
+    around = [pair for pair in volumes if f"{seen}/".startswith(pair[0] + "/")]
+    if not around:
+        return None
+    where, volume = max(around, key=lambda pair: len(pair[0]))
+    if not is_own(config, volume):
+        return None
+    return find_source(config, volume, config.folder) + seen[len(where) :]
 
 
 def _find_full(config: AgentConfig, index: int, target: str) -> str:
@@ -107,12 +125,14 @@ def _find_full(config: AgentConfig, index: int, target: str) -> str:
 
 def _list_given(config: AgentConfig, work: WorkConfig) -> list[str]:
     """Return the paths of the outputs that the task names by absolute paths, and of the inputs that
-    the provider has placed on this node."""
+    the provider has placed on this node. Raises CannotBuild, OSError."""
     elsewhere = {each.target for each in work.inputs} | {each.path for each in work.volumes}
     outputs = [
         os.path.expanduser(each.source)
         for each in work.outputs
-        if is_full(each.source) and each.source not in elsewhere
+        if is_full(each.source)
+        and each.source not in elsewhere
+        and _find_in_volume(config, work, each.source) is None
     ]
     return outputs + config.placed
 
