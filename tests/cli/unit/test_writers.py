@@ -44,7 +44,7 @@ KNOWN = {
     "capabilities/sandboxes/command.py:_send_input": PIPE,
     "capabilities/sandboxes/sandbox.py:_FileCall._send": PIPE,
     "cli/image.py:_build": OWN,
-    "capabilities/models/command.py:_copy": OWN,
+    "capabilities/models/version_files.py:_copy": OWN,
     "capabilities/models/command.py:_convert": OWN,
     "capabilities/models/conversion.py:convert_confined": OWN,
     "capabilities/models/conversion.py:_take": OWN,

@@ -117,7 +117,9 @@ async def test_a_collector_gets_the_records(
         logs.append(*WHERE, 0, b"loss 0.5 \xff\n", now_s=5.0)
         logging.getLogger("cavvy.of.a.test").warning("a job %s", "failed")
         logging.getLogger("urllib3.connectionpool").warning("own")
-    wait_until(lambda: len(collector.records) >= 2)
+    wait_until(
+        lambda: len(collector.records) >= 2, lambda: f"{collector.records}, {collector.broken}"
+    )
     line, record = sorted(collector.records, key=lambda each: each.severity_number)
     assert (line.body.string_value, line.time_unix_nano) == (
         "loss 0.5 \N{REPLACEMENT CHARACTER}",
