@@ -82,11 +82,10 @@ class MessageOutbox:
     @property
     def holds(self) -> bool:
         """Whether all that the server does not have yet are figures that may wait."""
-        waiting = sum(number > self._taken for number, _ in self._unsent)
         return (
             time.monotonic() - self._told_at < self.pause_s - SLACK_S
             and self._urgent <= self._taken
-            and waiting < MOST_HELD
+            and self._count_untaken() < MOST_HELD
         )
 
     @property
@@ -128,8 +127,10 @@ class MessageOutbox:
         """
         if self.holds:
             return b""
-        quiet = not self._unsent or self._unsent[-1][0] <= self._taken
-        if quiet and self._latest and time.monotonic() - self._settled_at > VOLATILE_S:
+        last = self._unsent[-1][0] if self._unsent else 0
+        # no more are added to messages that are sent once more, or that the server cannot take
+        grows = last <= self._taken or (last > self._sent and self._count_untaken() <= MOST_HELD)
+        if grows and self._latest and time.monotonic() - self._settled_at > VOLATILE_S:
             self.settle()
         lines: list[str] = []
         size = 0
@@ -144,6 +145,9 @@ class MessageOutbox:
             if size > BATCH_CHARACTERS:
                 break
         return ("[" + ",".join(lines) + "]").encode() if lines else b""
+
+    def _count_untaken(self) -> int:
+        return sum(number > self._taken for number, _ in self._unsent)
 
     def _count_waiting(self) -> int:
         return sum(len(line) for _, line in self._unsent)

@@ -353,3 +353,29 @@ def test_figures_wait_as_long_as_the_server_said_and_all_else_takes_them_along(
     outbox.put("points", series=[])
     again = MessageOutbox(str(tmp_path / "outbox"))  # it does not know what the server said
     assert [each["kind"] for each in json.loads(again.batch())][-1] == "points"
+
+
+def test_the_newest_figures_go_with_those_that_waited_but_not_with_those_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = [1000.0]
+    monkeypatch.setattr("cavvy.agent.outbox.time.monotonic", lambda: at[0])
+    outbox = MessageOutbox(str(tmp_path / "outbox"))
+    outbox.pause_s = 60.0
+    outbox.acknowledge(0)
+
+    def kinds() -> list[str]:
+        return [each["kind"] for each in json.loads(outbox.batch() or b"[]")]
+
+    outbox.put("minute", figures={})
+    at[0] += 59
+    outbox.put("telemetry", values={"gpu_percent": 1})
+    assert kinds() == []
+    at[0] += 1
+    assert kinds() == ["minute", "telemetry"]
+    outbox.put("telemetry", values={"gpu_percent": 2})
+    at[0] += 5
+    assert kinds() == ["minute", "telemetry"]
+    outbox.acknowledge(outbox._last)
+    at[0] += 60
+    assert kinds() == ["telemetry"]
