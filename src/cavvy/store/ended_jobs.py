@@ -44,9 +44,16 @@ class EndedJobs:
         self._changed: set[int] = set()  # the parts to count again
         self._whole = False  # whether all are to be counted again
         self._counting = asyncio.Lock()
+        self._noted: set[str] = set()  # while jobs are counted: their parts may be new
 
     def note(self, job_ids: Iterable[str]) -> None:
         """Count the parts of these jobs again, which were written."""
+        ids = [*job_ids]
+        if self._counting.locked():
+            self._noted.update(ids)
+        self._mark(ids)
+
+    def _mark(self, job_ids: Iterable[str]) -> None:
         places = {bisect_left(self._bounds, each) for each in job_ids}
         self._changed |= {each for each in places if each < len(self._bounds)}
 
@@ -71,7 +78,10 @@ class EndedJobs:
             except BaseException:
                 self._changed |= {*changed}
                 raise
-            return self._add(found)
+            counts = self._add(found)
+            noted, self._noted = self._noted, set()
+            self._mark(noted)
+            return counts
 
     def _add(self, found: _Read) -> Counts:
         for at, counts in found.again.items():

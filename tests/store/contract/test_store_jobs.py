@@ -1,7 +1,7 @@
 """Jobs and what hangs on them, in every store."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from math import inf, nan
 from typing import Any
@@ -753,6 +753,37 @@ async def test_ended_jobs_are_counted_in_parts(
     assert await counted(rest) == {done: 5}
     store.ended_jobs.start_over()
     assert await counted(first, second, rest) == {done: 5}
+
+
+async def test_what_ends_while_the_parts_are_counted_is_counted_the_next_time(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cavvy.store.ended_jobs.PART", 4)
+    for number in range(6):
+        await submit(store, f"j{number}", phase=JobPhase.QUEUED, user="ann")
+    read = store.ended_jobs._read
+
+    async def end_after_read(work: Callable[[DatabaseSession], Any]) -> Any:
+        found = await read(work)
+        for name in ending:
+            job = await store.job(name)
+            await store.commit(AtomicWrite(jobs=[replace(job, phase=JobPhase.DONE)]))
+        return found
+
+    monkeypatch.setattr(store.ended_jobs, "_read", end_after_read)
+    ending = ["j1"]  # the server has just started, and all parts are new to it
+    assert await store.ended_jobs.count() == {}
+    ending = []
+    assert await store.ended_jobs.count() == {("p", JobPhase.DONE): 1}
+    store.ended_jobs.start_over()
+    ending = ["j2"]
+    assert await store.ended_jobs.count() == {("p", JobPhase.DONE): 1}
+    for number in range(6, 8):
+        await submit(store, f"j{number}", phase=JobPhase.QUEUED, user="ann")
+    ending = ["j6"]  # the newest jobs have become a part
+    assert await store.ended_jobs.count() == {("p", JobPhase.DONE): 2}
+    ending = []
+    assert await store.ended_jobs.count() == {("p", JobPhase.DONE): 3}
 
 
 async def test_what_projects_hold_and_have_used(store: Store) -> None:
