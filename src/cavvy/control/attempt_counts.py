@@ -33,13 +33,16 @@ class JobCounts:
     def __init__(self, store: Store, is_alone: Callable[[], bool] = lambda: True) -> None:
         self._store, self._is_alone = store, is_alone
         self._total = 0
+        self._alone = True  # at the last count
         self._at = datetime.min.replace(tzinfo=UTC)
 
     async def count(self, now: datetime) -> Sequence[ProjectJobs]:
         """Return the number of jobs of each project and phase that has any, sorted. While there are
         several servers, the numbers of many ended jobs may be a moment old."""
-        fresh = _FRESH_ALONE if self._is_alone() else self._total * FRESH
-        if now - self._at >= fresh:
+        before, self._alone = self._alone, self._is_alone()
+        fresh = _FRESH_ALONE if self._alone else self._total * FRESH
+        # what another server has changed is not known also after it has ended
+        if now - self._at >= fresh or before != self._alone:
             self._store.ended_jobs.start_over()
             self._at = now
         ended = await self._store.ended_jobs.count()

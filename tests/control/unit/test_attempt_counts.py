@@ -112,6 +112,16 @@ def test_many_ended_jobs_are_counted_rarely(ended: int, alone: bool, whole: int)
     assert store.whole == whole + 1
 
 
+def test_all_ended_jobs_are_counted_when_the_last_other_server_has_ended() -> None:
+    store, alone = CountedStore(1_000_000), False
+    counts = JobCounts(cast(Any, store), lambda: alone)
+    asyncio.run(counts.count(NOW))
+    alone = True
+    for number in range(3):
+        asyncio.run(counts.count(NOW + number * timedelta(seconds=30)))
+    assert store.whole == 2
+
+
 def test_with_other_servers_a_million_ended_jobs_are_counted_each_100_seconds() -> None:
     store = CountedStore(1_000_000)
     counts = JobCounts(cast(Any, store), lambda: False)
