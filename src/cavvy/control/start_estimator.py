@@ -117,7 +117,8 @@ class StartEstimator:
         same = mark == known.mark and [*known.line[: len(ids)]] == ids
         if not same or now - known.at >= _UNCHANGED:
             starts = await self._compute(rows, line, now)
-            self._known = known = _Known(now, ids, mark, starts)
+            # not the newer mark of now, which would hide what was written after the line was read
+            self._known = known = _Known(now, ids, line.mark, starts)
         return known
 
     async def estimate_ends(

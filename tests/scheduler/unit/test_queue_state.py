@@ -204,6 +204,7 @@ class Queue:
         market = OfferedMarket(offers=offers, hosts=free, blind=("own",))
         self.snapshot = MarketSnapshot(market=market, as_of=NOW)
         self.jobs, self.computed, self.written = jobs, 0, 0
+        self.meanwhile = 0  # what is written after the next read of the line
         store = SimpleNamespace(
             open_attempts=lambda: _give([]),
             live_versions=lambda: _give({}),
@@ -223,7 +224,9 @@ class Queue:
 
     async def line_up(self, job_ids: Sequence[str], now: datetime) -> OrderedQueue:
         rows = [QueueRow(each.id, each.project, each.user, 4.0) for each in self.jobs]
-        return OrderedQueue(rows, ShareBook(), NOW, None)
+        line = OrderedQueue(rows, ShareBook(), NOW, self.written)
+        self.written, self.meanwhile = self.written + self.meanwhile, 0
+        return line
 
     def ask(self, *job_ids: str, after: timedelta = timedelta(0)) -> Mapping[str, DatedEstimate]:
         return asyncio.run(self.estimator.estimate(job_ids, NOW + after))
@@ -254,6 +257,16 @@ def test_all_requests_read_the_same_estimates_until_something_changes() -> None:
     assert queue.computed == 3
     queue.ask("j0", after=2 * later + MINUTE / 2)  # gangs have become older
     assert queue.computed == 4
+
+
+def test_estimates_do_not_hide_what_was_written_after_their_line_was_read() -> None:
+    queue = Queue(1, job("a"))
+    queue.meanwhile = 1  # such as another limit of the project
+    queue.ask("a")
+    queue.ask("a", after=MINUTE / 60)
+    assert queue.computed == 2
+    queue.ask("a", after=MINUTE / 30)
+    assert queue.computed == 2
 
 
 def stretch(job: JobRecord, most: int, resized: int | None = None) -> JobRecord:
