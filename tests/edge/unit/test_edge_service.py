@@ -102,6 +102,37 @@ def test_what_changes_while_rows_are_read_is_not_lost() -> None:
     asyncio.run(play())
 
 
+def test_a_change_of_one_project_lets_no_other_project_be_read_again() -> None:
+    async def play() -> None:
+        store, clock = MemoryStore(), cast(Any, SimpleNamespace(now=lambda: NOW))
+        reading, read_on, reads = asyncio.Event(), asyncio.Event(), list[str]()
+
+        async def list_services(project: str) -> list[KnownService]:
+            reads.append(project)
+            reading.set()
+            await read_on.wait()
+            return []
+
+        edge = EdgeService(store, clock, lambda *_: None, list_services)
+
+        async def enrol(project: str, key: str) -> str:
+            hour = timedelta(hours=1)
+            token, _ = await edge.invite(project, site="lyon", labels={}, count=1, valid=hour)
+            return (await edge.enrol(project, token, key * 64, f"box{key}", {})).name
+
+        device = await enrol("p", "0")
+        await enrol("q", "1")
+        told = asyncio.create_task(edge.check_in("p", device, DeviceReport(at=NOW)))
+        await reading.wait()
+        await enrol("q", "2")
+        read_on.set()
+        await told
+        await edge.check_in("p", device, DeviceReport(at=NOW))
+        assert reads == ["p"]
+
+    asyncio.run(play())
+
+
 def test_a_device_that_ends_its_requests_takes_no_time_from_its_site() -> None:
     async def play() -> None:
         async def sleep_until(when: datetime) -> None:

@@ -16,6 +16,7 @@ import asyncio
 import hashlib
 import re
 import secrets
+from collections import Counter
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -235,7 +236,7 @@ class EdgeService:
         self._audited: set[tuple[str, str, str]] = set()  # refusals that have an entry
         self._known: dict[str, _ProjectDevices] = {}
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._forgotten = 0  # calls of `_forget`
+        self._forgotten: Counter[str] = Counter()  # changes of rows, by project
         # by project, its models if one must not leave a place, as they were at a time
         self._bound: dict[str, tuple[datetime, Sequence[ModelVersion]]] = {}
         self._enrolling = asyncio.Lock()
@@ -525,7 +526,7 @@ class EdgeService:
                 )
                 with suppress(StaleVersion):
                     stored = await self._rows.enrol(invited, device)
-                    self._forgotten += 1  # but what is known stays, with the device
+                    self._forgotten[project] += 1  # but what is known stays, with the device
                     if (held := self._known.get(project)) is not None:
                         held.devices[name] = stored
                     return stored
@@ -808,11 +809,11 @@ class EdgeService:
                 return known
             if (old := self._known.get(project)) is not None:
                 await self._flush(old)
-            now, forgotten = self._clock.now(), self._forgotten
+            now, forgotten = self._clock.now(), self._forgotten[project]
             known = await self._list_rows(project, now)
             if known.devices:  # requests that name other projects, or none, would fill the memory
                 self._known[project] = known
-            if forgotten != self._forgotten:  # a row may have changed after it was read
+            if forgotten != self._forgotten[project]:  # a row may have changed after it was read
                 self._forget(project)
             return known
 
@@ -841,7 +842,7 @@ class EdgeService:
 
     def _forget(self, project: str) -> None:
         """Let the rows be read again, after the reports that are not written yet are written."""
-        self._forgotten += 1
+        self._forgotten[project] += 1
         if (known := self._known.get(project)) is not None:
             known.read_at = self._clock.now() - _FRESH
 
