@@ -352,6 +352,10 @@ class ControlPlaneClient:
                 self._execs.add(asked.id)
                 news = True
                 self._listener.asked(asked)
+        pause_s = fields.read("pause_s", "float | None")
+        if pause_s is not None:
+            self._outbox.pause_s = pause_s
+            self.pump()
         if news or time.monotonic() - self._asked_at > 1:
             self.listen()
         else:  # An immediate answer without news must not cause a storm of requests.

@@ -24,7 +24,7 @@ from cavvy.client.paths import job_path, machine_path, make_key, project_path, q
 from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patience
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 104  # increases with every change to the routes
+REVISION = 105  # increases with every change to the routes
 _MOVES = 63  # the first revision in which a retry can replace resources
 _CHOOSES = 74  # the first revision in which a retry can name a checkpoint
 

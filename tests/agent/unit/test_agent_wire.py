@@ -7,10 +7,13 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from cavvy.agent.config import AgentConfig, BadConfig, ConfigFields, read_work
+from cavvy.agent.control_client import ControlPlaneClient
 from cavvy.agent.ends import judge
 from cavvy.agent.loop import EventLoop
 from cavvy.agent.outbox import MOST_HELD, MessageOutbox, file_time_text
@@ -379,3 +382,25 @@ def test_the_newest_figures_go_with_those_that_waited_but_not_with_those_sent_ag
     outbox.acknowledge(outbox._last)
     at[0] += 60
     assert kinds() == ["telemetry"]
+
+
+def test_figures_do_not_wait_after_a_poll_for_orders_that_says_so(tmp_path: Path) -> None:
+    """As somebody looks at them now."""
+    place = {"address": f"unix:{tmp_path / 's'}", "gang": "g", "rank": 0, "lease_s": 60.0}
+    config = cast(Any, SimpleNamespace(**place, pin="", token="", private=""))
+    outbox = MessageOutbox(str(tmp_path / "outbox"))
+    outbox.pause_s = 60.0
+    outbox.acknowledge(0)
+    listener = cast(Any, SimpleNamespace(delivered=lambda: None))
+    log = cast(Any, SimpleNamespace(pending=False))
+    client = ControlPlaneClient(EventLoop(), config, "n", outbox, log, listener)
+    outbox.put("telemetry", values={"gpu_percent": 1})
+
+    def poll(**fields: object) -> bool:
+        """Whether figures are sent when this answer to a poll has come."""
+        client._ordered(ConfigFields({"order": None, "execs": [], "lease_s": 60, **fields}, ""))
+        return not client._messages.idle
+
+    assert not poll()
+    assert not poll(pause_s=None)
+    assert poll(pause_s=0.0)

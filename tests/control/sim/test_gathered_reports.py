@@ -389,6 +389,37 @@ def test_figures_of_many_nodes_may_wait_unless_something_is_decided_by_them() ->
     in_harness(scenario)
 
 
+def test_figures_at_which_somebody_looks_do_not_wait() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        ranks = await start(harness, nodes=2)
+        sessions, gang = harness.control_plane.agents, ranks[0].gang
+        sessions.gathered.agents = 1000
+        job_id = (await harness.store.attempt_of_gang(gang)).job_id
+        polls = [
+            asyncio.create_task(sessions.wait_order(gang, rank, 0, timedelta(hours=1)))
+            for rank in range(2)
+        ]
+        await asyncio.sleep(0)
+        sessions.look_at("another", [0])
+        assert not sessions.is_looked_at(gang, 0)
+        sessions.look_at(job_id, [0])
+        assert await asyncio.gather(*polls) == [None, None], "the agents are told at once"
+        assert [sessions.is_looked_at(gang, rank) for rank in range(2)] == [True, False]
+        assert [(await each.tell(gpu_percent=1)).pause for each in ranks] == [
+            None,
+            timedelta(seconds=30),
+        ]
+        await harness.wait(50)
+        sessions.look_at(job_id, [0])
+        await harness.wait(50)
+        assert (await ranks[0].tell(gpu_percent=2)).pause is None
+        await harness.wait(11)
+        sessions.gathered.agents = 1000
+        assert (await ranks[0].tell(gpu_percent=3)).pause == timedelta(seconds=30)
+
+    in_harness(scenario)
+
+
 def test_what_is_decided_by_figures() -> None:
     def pause(limits: JobLimits | None = None, **task: Any) -> timedelta | None:
         changed = replace(job.task, limits=limits or job.task.limits, **task)

@@ -5,6 +5,7 @@ from base64 import b64encode
 from datetime import UTC, datetime
 from typing import Any
 
+import pytest
 from tests.api.api.test_api_agents import claim, report, start
 from tests.api.api_state import Api
 
@@ -100,6 +101,29 @@ async def test_a_job_without_values_has_no_curves(api: Api) -> None:
     assert (await api.http.get(JOB)).json()["curves"] == []
     for wrong in ({"points": 1}, {"points": 10**9}, {"attempt": 0}):
         assert (await api.http.get(JOB, params=wrong)).json()["code"] == "invalid-request"
+
+
+@pytest.mark.parametrize(
+    "path", [JOB, "/v1/projects/default/jobs/t/curve-names", "/v1/projects/default/curves?job=t"]
+)
+async def test_an_agent_lets_no_figures_wait_while_somebody_looks_at_its_curves(
+    api: Api, path: str
+) -> None:
+    gang = await start(api)
+    await claim(api, gang)
+    api.app_state.control_plane.agents.gathered.agents = 1000
+    query = {"gang": gang, "rank": 0}
+
+    async def poll() -> Any:
+        orders = await api.http.get("/agent/v1/orders", params=query, headers=api.agent(gang))
+        return orders.json()["pause_s"]
+
+    told = await report(api, gang, {"seq": 1, "kind": "running"})
+    assert told.json()["pause_s"] == pytest.approx(30, abs=1)
+    assert await poll() is None
+    assert (await api.http.get(path)).status_code == 200
+    assert await poll() == 0
+    assert (await report(api, gang, points(2, [1, 0, 0.5]))).json()["pause_s"] is None
 
 
 async def test_curves_of_several_jobs_are_read_at_once(api: Api) -> None:

@@ -122,6 +122,8 @@ class OrdersAnswer(Answer, frozen=True, kw_only=True):
     order: Order | None
     execs: list[ExecWanted]
     lease_s: float
+    # 0 while a user looks at the figures: from now on, they do not wait
+    pause_s: float | None = None
 
 
 class ExecAnswer(Answer, frozen=True, kw_only=True):
@@ -238,7 +240,8 @@ async def orders(
     execs = [_ask_for(each) for each in wanted]
     for fetched in await app_state.peers.fetch(request, gang, rank):
         execs.append(decode(fetched, type=ExecWanted))
-    return OrdersAnswer(order=order, execs=execs, lease_s=lease.total_seconds())
+    pause_s = 0.0 if app_state.control_plane.agents.is_looked_at(gang, rank) else None
+    return OrdersAnswer(order=order, execs=execs, lease_s=lease.total_seconds(), pause_s=pause_s)
 
 
 def _ask_for(made: JobExec) -> ExecWanted:

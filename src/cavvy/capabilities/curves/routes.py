@@ -80,6 +80,7 @@ async def curves(
 ) -> JobCurves:
     """Get what the job's program reported step by step."""
     job = await find_job(app_state, project, name)
+    app_state.control_plane.agents.look_at(job.id, rank or range(USUAL_RANKS))
     numbers = {each.id: each.number for each in await app_state.store.attempts(job.id)}
     chosen = [each for each, number in numbers.items() if attempt in (None, number)]
     read, _ = app_state.store.database
@@ -100,6 +101,7 @@ async def curves(
 async def curve_names(app_state: AppState, project: ProjectPath, name: JobPath) -> CurveNames:
     """Get the names of what the job's program reported step by step."""
     job = await find_job(app_state, project, name)
+    app_state.control_plane.agents.look_at(job.id, range(USUAL_RANKS))
     ids = [each.id for each in await app_state.store.attempts(job.id)]
     read, _ = app_state.store.database
     names = {read_key(key).name for key in await read(read_keys(ids, USUAL_RANKS, _kept))}
@@ -196,6 +198,8 @@ async def curves_of_jobs(
     read, _ = app_state.store.database
     known = await _find_jobs(app_state, project, job)
     ids = [each.id for each in known]
+    for job_id in ids:
+        app_state.control_plane.agents.look_at(job_id, [0])
     pieces = await read(read_pieces_of_jobs(ids, briefly=points <= BRIEF_UP_TO))
     names, window = frozenset(curve or ()), Window(by, begin, end)
 

@@ -7,7 +7,7 @@ applied once. A lost wake-up delays a response by at most one polling interval.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -251,8 +251,21 @@ class AgentSessions:
     def wake(self, gang: str) -> None:
         """Agents of this gang may wait on this server: answer their requests now."""
         self.gathered.touch(gang)
+        self._answer(gang)
+
+    def _answer(self, gang: str) -> None:
         for waiter in self._waiters.get(gang, ()):
             waiter.set()
+
+    def look_at(self, job_id: str, ranks: Iterable[int]) -> None:
+        """A user looks at figures of these ranks of a job: for a minute, they do not wait for
+        others. The agents of this server are told at once."""
+        for gang in self.gathered.look_at(job_id, ranks, self._clock.now()):
+            self._answer(gang)
+
+    def is_looked_at(self, gang: str, rank: int) -> bool:
+        """Return whether a user has looked at figures of the rank a moment ago."""
+        return self.gathered.is_looked_at(gang, rank, self._clock.now())
 
     def find_attempt(self, gang: str, rank: int) -> Attempt | None:
         """Return the attempt of a rank that is known to have an agent, or None if the attempt must
@@ -494,7 +507,7 @@ class AgentSessions:
             seq=report.node.last_seq,
             lease=self._lease(job, attempt),
             every=every,
-            pause=self.gathered.find_pause(job, node),
+            pause=self.gathered.find_pause(job, node, now),
         )
 
     def _take(
@@ -520,7 +533,7 @@ class AgentSessions:
             taken=known.taken,
             lease=self._lease(known.job, known.attempt),
             every=known.attempt.checkpoint_every,
-            pause=self.gathered.find_pause(known.job, known.node),
+            pause=self.gathered.find_pause(known.job, known.node, now),
         )
 
     async def _choose_values(self, job: JobRecord, now: datetime) -> JobRecord:
