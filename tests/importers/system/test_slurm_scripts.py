@@ -38,7 +38,7 @@ srun -n1 /etc/passwd 2>/dev/null; echo rc $?
 srun -n1 bash -c 'kill -9 $$' 2>/dev/null; echo rc $?
 srun -n1 bash -c 'kill -TERM $$' 2>/dev/null; echo rc $?
 srun -n 3 true 2>/dev/null; echo rc $?
-srun -K bash -c 'test $SLURM_PROCID = 0 && exit 3; sleep 60; echo late' 2>/dev/null; echo rc $?
+srun -K bash -c 'sleep 1; test $SLURM_PROCID = 0 && exit 3; sleep 60; echo late' 2>/dev/null; echo rc $?
 srun -l -n2 bash -c 'echo hi'
 exit 7
 """,
@@ -117,7 +117,7 @@ def test_a_script_does_the_same(name: str, cluster: Cluster, user: User, tmp_pat
         check=False,
     )
     folder = user.work / name
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)  # another try of the test
     (folder / "job.sbatch").write_text(script)
     user.cli("run", "-d", "--workdir", str(folder), "--name", name, str(folder / "job.sbatch"))
     job = user.ended(name)
