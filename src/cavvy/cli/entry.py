@@ -35,14 +35,39 @@ def main() -> None:
 def _report(fault: "UnraisableHookArgs") -> None:
     """Handle an exception in a function that the interpreter calls automatically, such as the
     callback of a weak reference. Python prints an exception in a callback and continues, so Ctrl-C
-    during the callback would be ignored. With this hook, Ctrl-C ends the process. The hook first
-    writes the command's buffered output; `finally` clauses do not run.
+    during the callback would be ignored. With this hook, it comes again after the callback, so that
+    `finally` clauses run. While Python exits, the hook writes the buffered output and ends the
+    process.
     """
-    if fault.exc_type is KeyboardInterrupt:
+    if fault.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(fault)
+    elif not _interrupt_again():
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
             except (AttributeError, OSError, ValueError):
                 continue  # the stream is missing, broken or closed
         _exit(_INTERRUPTED)
-    sys.__unraisablehook__(fault)
+
+
+def _interrupt_again() -> bool:
+    """Send Ctrl-C to the main thread once that has left the hook. Return False if it cannot be."""
+    from threading import Thread, main_thread
+    from time import sleep
+
+    def send() -> None:
+        while (main := main_thread().ident) is not None:
+            frame = sys._current_frames().get(main)
+            while frame is not None and frame.f_code is not _report.__code__:
+                frame = frame.f_back
+            if frame is None:
+                _signal.pthread_kill(main, _signal.SIGINT)
+                return
+            del frame  # whose variables would live longer
+            sleep(0.001)
+
+    try:
+        Thread(target=send, daemon=True).start()
+    except RuntimeError:  # Python exits
+        return False
+    return True

@@ -46,19 +46,23 @@ def test_a_command_in_the_background_ignores_the_interrupt() -> None:
     assert (done.returncode, done.stdout[:5], done.stderr) == (0, "cavvy", "")
 
 
-def test_an_interrupt_that_python_cannot_raise_ends_the_command() -> None:
+def test_an_interrupt_that_python_cannot_raise_comes_again_after_the_callback() -> None:
     code = """
-import os, signal, sys, weakref
+import os, signal, sys, time, weakref
 from cavvy.cli.entry import main
 import cavvy.cli.main
 class Ended: pass
 def run():
     ended = Ended()
     seen = weakref.ref(ended, lambda each: os.kill(os.getpid(), signal.SIGINT))
-    del ended
-    print("went on")
+    try:
+        del ended
+        time.sleep(60)
+        print("went on")
+    finally:
+        print("cleaned up", flush=True)
 cavvy.cli.main.main = run
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "cleaned up\n", "")
