@@ -49,7 +49,7 @@ from cavvy.providers.base import (
     Refused,
     TryAgain,
 )
-from cavvy.providers.objections import list_objections
+from cavvy.providers.objections import list_makers, list_objections, list_unlisted
 from cavvy.scheduler.offer_lines import take
 from cavvy.store.sql import Store
 
@@ -289,7 +289,7 @@ class ProviderPool:
     def objections(self, task: TaskSpec, provider: str) -> Sequence[Objection]:
         """Return the reasons why this provider could not run the task even if all its capacity were
         free."""
-        return list_objections(task, self._provider(provider), self.providers.values())
+        return list_objections(task, self._provider(provider))
 
     def _not_launched(self, now: datetime) -> Mapping[str, _Placed]:
         """Return the gangs that were placed but whose launch the provider has not answered yet. A
@@ -324,6 +324,8 @@ class ProviderPool:
             hosts=tuple(host for answer in answers for host in answer.hosts),
             volumes=tuple(volume for answer in answers for volume in answer.volumes),
             blind=frozenset(name for answer in answers for name in answer.blind),
+            unlisted=list_unlisted(asked),
+            makers=list_makers(asked),
             problems=(
                 *(problem for answer in answers for problem in answer.problems),
                 *(SilentPlace(account, why) for account, why in self.unusable.items()),

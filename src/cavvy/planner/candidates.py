@@ -59,7 +59,9 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
     """The offers of the configured providers. `problems` contains a message for each provider that
     did not answer, or answered incompletely.
 
-    `blind` contains the providers that did not report the locations of their volumes. Before
+    `blind` contains the providers that did not report the locations of their volumes, `unlisted`
+    those that have volumes and never report them, and `makers` those that make a volume of a task
+    that states no size, see `explain_misplaced`. Before
     `restrict`, the market contains the offers, volumes and problems of all projects' accounts; each
     account is treated as a provider.
     """
@@ -68,11 +70,19 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
     hosts: Sequence[Host] = ()
     volumes: Sequence[VolumeLocation] = ()
     blind: frozenset[str] = frozenset()
+    unlisted: frozenset[str] = frozenset()
+    makers: frozenset[str] = frozenset()
     problems: Sequence[SilentPlace] = ()
     policies: PolicyBook = field(default_factory=PolicyBook)
     credentials: CredentialBook = field(default_factory=CredentialBook)
     # why the price, memory or number of accelerators of an offer is probably wrong, by its key
     doubts: Mapping[str, str] = field(default_factory=dict)
+
+    def explain_misplaced(self, task: TaskSpec, offer: Offer) -> Objection | None:
+        """Return why nodes of the offer cannot use a volume of the task, or None."""
+        return explain_misplaced(
+            task, offer, self.volumes, self.blind, unlisted=self.unlisted, makers=self.makers
+        )
 
     def restrict(self, project: str) -> "OfferedMarket":
         """Return the part of the market that a project's jobs may use: for each provider, the
@@ -84,6 +94,9 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
         def is_own(account: str) -> bool:
             return account == self.credentials.find_account(project, split_account(account)[0])
 
+        def own_of(accounts: frozenset[str]) -> frozenset[str]:
+            return frozenset(split_account(each)[0] for each in accounts if is_own(each))
+
         return replace(
             self,
             offers=[each for each in self.offers if is_own(each.account)],
@@ -92,7 +105,9 @@ class OfferedMarket(Struct, frozen=True, kw_only=True):
                 for each in self.volumes
                 if is_own(each.provider)
             ],
-            blind=frozenset(split_account(each)[0] for each in self.blind if is_own(each)),
+            blind=own_of(self.blind),
+            unlisted=own_of(self.unlisted),
+            makers=own_of(self.makers),
             problems=[
                 SilentPlace(split_account(each.provider)[0], each.why)
                 for each in self.problems
@@ -233,7 +248,7 @@ def _able(
             if doubted == 1:
                 reasons.append(doubt)
             continue
-        if misplaced := explain_misplaced(task, offer, market.volumes, market.blind):
+        if misplaced := market.explain_misplaced(task, offer):
             reasons.append(f"{offer.provider}: {misplaced}")
             continue
         refusal = None if known else _refuse(task, offer, policies)

@@ -86,7 +86,13 @@ def explain_software(task: TaskSpec, offer: Offer) -> Objection | None:
 
 
 def explain_misplaced(
-    task: TaskSpec, offer: Offer, volumes: Sequence[VolumeLocation], blind: Collection[str] = ()
+    task: TaskSpec,
+    offer: Offer,
+    volumes: Sequence[VolumeLocation],
+    blind: Collection[str] = (),
+    *,
+    unlisted: Collection[str] = (),
+    makers: Collection[str] = (),
 ) -> Objection | None:
     """Return why nodes of the offer cannot use a volume of the task, or None if they can use all of
     its volumes.
@@ -94,29 +100,23 @@ def explain_misplaced(
     An offer for a whole region can use volumes in any zone of the region, because the provider
     starts the nodes in the volume's zone. A provider in `blind` did not report the locations of its
     volumes. If `blind` contains the offer's provider, the offer is rejected, because Cavvy could
-    otherwise create a volume that already exists elsewhere. A volume without a size exists: if only
-    other providers report it, or another provider in `blind` may have it, the offer is rejected,
-    too.
+    otherwise create a volume that already exists elsewhere. `unlisted` are the providers that have
+    volumes and never report them, and `makers` those that make a volume although the task states no
+    size, which says that it exists: their offers are rejected if another provider that the task may
+    use has it, or may have it.
     """
     bound: set[str | None] = set()  # the zones that have all volumes that were checked so far
     first = ""
     own = [each for each in volumes if each.provider == offer.provider]
-    named = list_sellers(task.resources.providers)
     for volume in [v for v in task.volumes if v.kind is VolumeKind.NAMED and v.keep]:
         name = volume.source
         if offer.provider in blind:
             return Objection("volumes", f"the location of {name} is currently unknown")
         known = [each for each in own if name in each.names]
-        if not known and volume.size_gib is None:
-            others = sorted({each.provider for each in volumes if name in each.names})
-            if others:
-                return Objection(
-                    "volumes",
-                    f"{name} is a volume of {', '.join(others)}; state its `size` for another one "
-                    f"of this name at {offer.provider}",
-                )
-            if any(not named or each in named for each in blind):
-                return Objection("volumes", f"the location of {name} is currently unknown")
+        if not known and volume.size_gib is None and offer.provider in makers:
+            having = {each.provider for each in volumes if name in each.names}
+            if doubt := _explain_made(task, offer, name, having, blind, unlisted):
+                return doubt
         if away := _explain_elsewhere(offer, name, known):
             return away
         zones = {each.zone for each in known if each.region == offer.region}
@@ -129,6 +129,38 @@ def explain_misplaced(
                 "only the volumes of its own zone",
             )
         bound, first = (bound & zones if bound else zones), first or name
+    return None
+
+
+def _explain_made(
+    task: TaskSpec,
+    offer: Offer,
+    name: str,
+    having: Collection[str],
+    blind: Collection[str],
+    unlisted: Collection[str],
+) -> Objection | None:
+    """Return why a volume must not be made where it does not exist, or None if no other provider
+    that the task may use has it, or may have it."""
+    named = list_sellers(task.resources.providers)
+
+    def find(providers: Collection[str]) -> list[str]:
+        return sorted(each for each in providers if not named or each in named)
+
+    if others := find(having):
+        return Objection(
+            "volumes",
+            f"{name} is a volume of {' and '.join(others)}; state its `size` for another one of "
+            f"this name at {offer.provider}",
+        )
+    if find(blind):
+        return Objection("volumes", f"the location of {name} is currently unknown")
+    if others := find(unlisted):
+        return Objection(
+            "volumes",
+            f"{name} may be a volume of {' or '.join(others)}; for a new one here, name only "
+            f"`{offer.provider}` in `resources.providers`, or state the volume's `size`",
+        )
     return None
 
 

@@ -1,10 +1,9 @@
 """Finds the reasons why a provider can never run a task, for the planner and the queue."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
-from cavvy.domain.offers import list_sellers
 from cavvy.domain.services import ReadinessProbe, ServiceSpec
-from cavvy.domain.tasks import Objection, TaskSpec, VolumeKind
+from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.providers.abilities import CHECKS_TASKS, HOLDS_VOLUMES, SHARES_HOSTS, ability
 from cavvy.providers.base import Feature, Manifest, Provider
 from cavvy.spec.problems import listed, nearest
@@ -27,13 +26,11 @@ def make_minimal_task(manifest: Manifest) -> TaskSpec:
     return TaskSpec(name="check", run="true", session=manifest.only_sessions)
 
 
-def list_objections(
-    task: TaskSpec, provider: Provider, configured: Iterable[Provider] = ()
-) -> list[Objection]:
+def list_objections(task: TaskSpec, provider: Provider) -> list[Objection]:
     """Return the objections without duplicates, in this order: to work that is not a session, to
     features that the manifest lists as unsupported, to unknown options, and the provider's own
     objections. If the provider objects to an option that is also unknown, only the provider's
-    objection is listed. `configured` are all providers on which the task could run.
+    objection is listed.
     """
     unsupported = {
         str(feature): reason for feature, reason in provider.manifest.unsupported.items()
@@ -45,38 +42,26 @@ def list_objections(
         each for each in _object_to_options(task, provider.manifest) if each.field not in explained
     ]
     work = [*_object_to_work(task, provider.manifest), *_object_to_topology(task, provider)]
-    new = _object_to_new_volumes(task, provider, configured)
-    return list(dict.fromkeys([*work, *refusals(task, unsupported), *unknown, *own, *new]))
+    return list(dict.fromkeys([*work, *refusals(task, unsupported), *unknown, *own]))
 
 
-def _object_to_new_volumes(
-    task: TaskSpec, provider: Provider, configured: Iterable[Provider]
-) -> list[Objection]:
-    """Where the provider would make a volume that the task expects to exist, return the objection
-    if another provider may have it but does not list its volumes (see `explain_misplaced` for those
-    that do)."""
-    names = [
-        each.source
-        for each in task.volumes
-        if each.kind is VolumeKind.NAMED and each.keep and each.size_gib is None
-    ]
-    if not names or not provider.manifest.makes_volumes:
-        return []
-    named = list_sellers(task.resources.providers)
-    holders = dict.fromkeys(
-        other.manifest.title
-        for other in configured
-        if not (other.manifest.makes_volumes or Feature.VOLUMES in other.manifest.unsupported)
-        and (not named or other.manifest.name in named)
-        and ability(other, HOLDS_VOLUMES) is None
+def list_unlisted(providers: Mapping[str, Provider]) -> frozenset[str]:
+    """Return the providers whose volumes exist before a task names them, and that do not report
+    where."""
+    return frozenset(
+        name
+        for name, provider in providers.items()
+        if not provider.manifest.makes_volumes
+        and Feature.VOLUMES not in provider.manifest.unsupported
+        and ability(provider, HOLDS_VOLUMES) is None
     )
-    if not holders:
-        return []
-    reason = (
-        f"{names[0]} may be a volume of {listed(holders, 'or')}; for a new one here, name only "
-        f"`{provider.manifest.name}` in `resources.providers`, or state the volume's `size`"
+
+
+def list_makers(providers: Mapping[str, Provider]) -> frozenset[str]:
+    """Return the providers that make a volume of a task that states no size."""
+    return frozenset(
+        name for name, provider in providers.items() if provider.manifest.makes_volumes
     )
-    return [Objection("volumes", reason)]
 
 
 def _object_to_work(task: TaskSpec, manifest: Manifest) -> list[Objection]:

@@ -16,7 +16,6 @@ from cavvy.domain.tasks import Objection, ResourceSpec, TaskSpec, Volume, Volume
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.planner.candidates import find_candidates, match
-from cavvy.planner.objections import explain_misplaced
 from cavvy.planner.placements import PlanningContext
 from cavvy.providers.abilities import HAS_PARTS, HOLDS_VOLUMES
 from cavvy.providers.base import (
@@ -187,10 +186,7 @@ async def test_a_place_that_cannot_tell_of_volumes_runs_what_names_none() -> Non
     kept, scratch = (
         replace(plain, volumes=(replace(volume, keep=keep),)) for keep in (True, False)
     )
-    told = [
-        explain_misplaced(task, LARGE, market.volumes, market.blind)
-        for task in (plain, kept, scratch)
-    ]
+    told = [market.explain_misplaced(task, LARGE) for task in (plain, kept, scratch)]
     assert told == [None, Objection("volumes", "the location of data is currently unknown"), None]
 
 
@@ -201,10 +197,20 @@ class SilentFarm(BlindFarm):
         raise TryAgain("cannot be reached")
 
 
+class MakingFarm(Farm):
+    """A place that makes what volumes a task names, such as this machine."""
+
+    manifest = replace(FARM, makes_volumes=True)
+
+
 async def test_a_job_does_not_get_a_new_volume_while_the_place_that_may_have_it_is_silent() -> None:
-    places = {"farm": cast(Provider, SilentFarm()), "here": cast(Provider, Farm())}
+    places = {
+        "farm": cast(Provider, SilentFarm()),
+        "here": cast(Provider, MakingFarm()),
+        "other": cast(Provider, Farm()),
+    }
     market = (await ProviderPool(places, cast(ControlClock, Watch())).market()).market
-    assert market.blind == {"farm"}
+    assert (market.blind, market.makers, market.unlisted) == ({"farm"}, {"here"}, {"other"})
     volume = Volume(kind=VolumeKind.NAMED, source="data", path="/d")
     task, here = TaskSpec(name="t", run="x", volumes=(volume,)), replace(LARGE, provider="here")
     market, now = replace(market, offers=[here]), Watch().at

@@ -400,12 +400,18 @@ class SilentFarm(Farm):
 def test_a_plan_makes_no_volume_that_a_silent_place_may_have(
     planned: Path, monkeypatch: pytest.MonkeyPatch, silent: Farm
 ) -> None:
-    places = {"far": silent, "farm": Farm()}
+    here = Farm()
+    here.manifest = replace(Farm.manifest, makes_volumes=True)
+    places = {"far": silent, "farm": here}
     monkeypatch.setattr(market, "load_providers", lambda *_: places)
     named = "resources: {cpu: 1}\nvolumes: [data:/d]\n"
     assert "the location of data is currently unknown" in run(planned, named, "--here").stdout
-    here = "resources: {cpu: 1, providers: farm}\nvolumes: [data:/d]\n"
-    assert "can use farm" in run(planned, here, "--here").stdout
+    alone = "resources: {cpu: 1, providers: farm}\nvolumes: [data:/d]\n"
+    assert "can use farm" in run(planned, alone, "--here").stdout
+    far = Farm()
+    far.manifest = replace(Farm.manifest, name="far", abilities=())
+    places["far"] = far
+    assert "data may be a volume of far" in run(planned, named, "--here").stdout
 
 
 def test_a_duration_is_scaled_and_shown_with_its_range(planned: Path) -> None:

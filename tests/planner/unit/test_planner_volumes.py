@@ -66,13 +66,31 @@ def test_volumes_bind_an_offer_to_one_zone(
 
 def test_a_volume_that_only_another_provider_has_is_not_made_unless_it_has_a_size() -> None:
     known = [replace(place("a", None), provider="other")]
-    objection = explain_misplaced(task("a"), offer(), known)
+    objection = explain_misplaced(task("a"), offer(), known, makers={"cloud"})
     assert objection is not None
     assert "a is a volume of other" in objection.reason
+    # a volume that a task names is there, if nothing makes one, or if no other place may be used
+    assert explain_misplaced(task("a"), offer(), known) is None
+    here = replace(task("a"), resources=ResourceSpec(providers=("cloud",)))
+    assert explain_misplaced(here, offer(), known, makers={"cloud"}) is None
     (volume,) = task("a").volumes
     new = replace(task("a"), volumes=(replace(volume, size_gib=5),))
-    assert explain_misplaced(new, offer(), known) is None
-    assert explain_misplaced(task("b"), offer(), known) is None
+    assert explain_misplaced(new, offer(), known, makers={"cloud"}) is None
+    assert explain_misplaced(task("b"), offer(), known, makers={"cloud"}) is None
+
+
+def test_a_volume_that_a_place_may_have_without_telling_is_not_made_elsewhere() -> None:
+    objection = explain_misplaced(task("a"), offer(), [], unlisted={"k8s"}, makers={"cloud"})
+    assert objection is not None
+    assert objection.reason == (
+        "a may be a volume of k8s; for a new one here, name only `cloud` in "
+        "`resources.providers`, or state the volume's `size`"
+    )
+    assert explain_misplaced(task("a"), offer(), [], unlisted={"cloud"}) is None  # it is here
+    (volume,) = task("a").volumes
+    for other in (replace(volume, size_gib=9), replace(volume, keep=False)):
+        new = replace(task("a"), volumes=(other,))
+        assert explain_misplaced(new, offer(), [], unlisted={"k8s"}, makers={"cloud"}) is None
 
 
 @pytest.mark.parametrize(
@@ -93,6 +111,8 @@ def test_a_volume_that_a_silent_provider_may_have_is_not_made_elsewhere(
         volumes=(replace(volume, size_gib=size_gib),),
         resources=ResourceSpec(providers=providers),
     )
-    objection = explain_misplaced(named, offer(), [], {"other"})
+    objection = explain_misplaced(named, offer(), [], {"other"}, makers={"cloud"})
     assert (objection.reason if objection else "") == told
-    assert explain_misplaced(named, offer(), [place("a", None)], {"other"}) is None  # it is here
+    assert explain_misplaced(named, offer(), [], {"other"}) is None, "nothing is made"
+    here = [place("a", None)]
+    assert explain_misplaced(named, offer(), here, {"other"}, makers={"cloud"}) is None

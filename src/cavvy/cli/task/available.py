@@ -5,6 +5,7 @@ plan`.
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from shlex import quote
 
 from cavvy.catalog.fit import OfferMatches, names_instance
@@ -34,7 +35,7 @@ from cavvy.planner.rank import plan
 from cavvy.planner.shortlist import shorten
 from cavvy.planner.transfers import group_places
 from cavvy.providers import registry
-from cavvy.providers.objections import list_objections
+from cavvy.providers.objections import list_makers, list_objections, list_unlisted
 from cavvy.scheduler.packing import HostIndex
 from cavvy.store.snapshot import CatalogSnapshot
 from cavvy.store.snapshot.layout import SnapshotError
@@ -194,7 +195,7 @@ def _add(
     live.matches.append(
         replace(matches, offers=wanted, matched=len(wanted), total=matches.total - spare)
     )
-    if reasons := list_objections(task, market.providers[name], market.providers.values()):
+    if reasons := list_objections(task, market.providers[name]):
         live.refused += [_reject(name, reasons[0], len(wanted))] if wanted else []
         return
     if shared := [why for offer in wanted if (why := shared_hosts.object_to_share(task, offer))]:
@@ -230,15 +231,17 @@ def _add_fitting(
     the offer, its nodes can reach the task's volumes, the number of hosts matches the number of
     nodes, and the task states the options that the offer requires.
     """
-    blind = market.list_blind()
-    volumes = [each for answer in market.answers.values() for each in answer.volumes]
+    misplaced = partial(
+        explain_misplaced,
+        volumes=[each for answer in market.answers.values() for each in answer.volumes],
+        blind=market.list_blind(),
+        unlisted=list_unlisted(market.providers),
+        makers=list_makers(market.providers),
+    )
     rejected = {
         offer.key: objection
         for offer in offers
-        if (
-            objection := explain_misplaced(task, offer, volumes, blind)
-            or explain_unsuitable(task, offer)
-        )
+        if (objection := misplaced(task, offer) or explain_unsuitable(task, offer))
     }
     live.fitting += [offer for offer in offers if offer.key not in rejected]
     for objection, count in Counter(rejected.values()).items():

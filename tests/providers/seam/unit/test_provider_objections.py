@@ -13,14 +13,12 @@ from cavvy.domain.tasks import (
     ResourceSpec,
     TaskSpec,
     TopologyNeed,
-    Volume,
-    VolumeKind,
 )
 from cavvy.domain.values import replace
 from cavvy.providers.abilities import CHECKS_TASKS, HOLDS_VOLUMES
 from cavvy.providers.base import Feature, Manifest
 from cavvy.providers.ecs import MANIFEST as ECS
-from cavvy.providers.objections import list_objections
+from cavvy.providers.objections import list_makers, list_objections, list_unlisted
 from cavvy.spec import SpecError
 from cavvy.spec.support import read_options
 from cavvy.task_files import parse_task
@@ -43,25 +41,17 @@ def test_an_unknown_option_is_an_objection_of_its_provider_only() -> None:
     assert read_options(task.resources, "local") == {}
 
 
-def test_a_volume_is_not_made_anew_where_another_provider_may_have_it() -> None:
-    here: Any = SimpleNamespace(manifest=Manifest(name="here", title="Here", docs="x"))
-    here.manifest = replace(here.manifest, makes_volumes=True)
-    cluster: Any = SimpleNamespace(manifest=Manifest(name="k8s", title="Clusters", docs="x"))
-    without = replace(cluster.manifest, unsupported={Feature.VOLUMES: "none"})
-    plain: Any = SimpleNamespace(manifest=without)
-    lists: Any = SimpleNamespace(manifest=replace(cluster.manifest, abilities=(HOLDS_VOLUMES,)))
-    lists.volumes = None
-    volume = Volume(kind=VolumeKind.NAMED, source="models", path="/m")
-    task = TaskSpec(name="a", run="x", volumes=(volume,))
-    (found,) = list_objections(task, here, [here, plain, cluster])
-    assert found.field == "volumes"
-    assert found.reason.startswith("models may be a volume of Clusters; for a new one here, name")
-    assert list_objections(task, cluster, [here, cluster]) == []
-    assert list_objections(task, here, [here, plain, lists]) == []
-    named = replace(task, resources=ResourceSpec(providers=("here",)))
-    assert list_objections(named, here, [here, cluster]) == []
-    for other in (replace(volume, size_gib=9), replace(volume, keep=False)):
-        assert list_objections(replace(task, volumes=(other,)), here, [here, cluster]) == []
+def test_who_has_volumes_without_listing_them_and_who_makes_them() -> None:
+    plain = Manifest(name="k8s", title="Clusters", docs="x")
+    providers: Any = {
+        "here": SimpleNamespace(manifest=replace(plain, makes_volumes=True)),
+        "k8s": SimpleNamespace(manifest=plain),
+        "k8s@team": SimpleNamespace(manifest=plain),
+        "none": SimpleNamespace(manifest=replace(plain, unsupported={Feature.VOLUMES: "none"})),
+        "lists": SimpleNamespace(manifest=replace(plain, abilities=(HOLDS_VOLUMES,)), volumes=None),
+    }
+    assert list_unlisted(providers) == {"k8s", "k8s@team"}
+    assert list_makers(providers) == {"here"}
 
 
 def test_a_required_topology_is_refused_where_nodes_cannot_be_told_apart() -> None:
