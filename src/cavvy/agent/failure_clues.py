@@ -52,12 +52,12 @@ _MISSING_FILE = re.compile(
     rb"|(?:^|[\s:])([^\s:']+): No such file or directory",
     re.MULTILINE,
 )
+_READ_ONLY = re.compile(rb"Read-only file system|Errno 30\b|EROFS")
 # What the output says -> what is wrong and what to do; $1 is the first group. The first cause is
 # none of a container, where only read-only mounts are read-only.
 _CAUSES: list[tuple[bytes, str]] = [
     (
-        rb"Read-only file system|Errno 30\b|EROFS"
-        rb"|(?:mv|rm|cp|ln|write config file).*: Device or resource busy",
+        _READ_ONLY.pattern + rb"|(?:mv|rm|cp|ln|write config file).*: Device or resource busy",
         "jobs cannot change what the machine, its user or Cavvy obeys, such as /usr, /etc and "
         "`~/.gitconfig` (docs/guides/isolation.md lists it): write to the working folder or to a "
         "folder such as /data, install Python packages in `setup`, and use an `image` for packages "
@@ -151,11 +151,21 @@ def explain_output(end: bytes, work: WorkConfig, path: str, folder: str = "") ->
         return f"if the missing file is one of yours: {ignored}"
     if used := _PORT_USED.findall(end):
         return _explain_port(used[-1], work)
+    if volume := _find_read_only(end, work):
+        return f"the task mounts {volume} read-only: leave `:ro` (`read_only`) out to write there"
     for pattern, text in _CAUSES[1:] if work.image else _CAUSES:
         if found := re.search(pattern, end, re.MULTILINE):
             name = found[1].decode(errors="replace") if found.re.groups else ""
             return text.replace("$1", name)
     return ""
+
+
+def _find_read_only(end: bytes, work: WorkConfig) -> str:
+    """Return the path of a read-only volume to which the task has tried to write, or ""."""
+    lines = [line for line in end.splitlines() if _READ_ONLY.search(line)]
+    told = b"\n".join(lines).decode("utf-8", "replace")
+    paths = [each.path for each in work.volumes if each.read_only]
+    return next((each for each in paths if re.search(rf"{re.escape(each)}(?![\w.-])", told)), "")
 
 
 def _explain_port(line: bytes, work: WorkConfig) -> str:

@@ -246,5 +246,17 @@ def test_a_protected_file_of_the_machine(output: str) -> None:
     assert explain(output, image="python:3.12") == ""
 
 
+def test_a_volume_that_the_task_has_made_read_only() -> None:
+    volume = {"kind": "named", "source": "models", "path": "/data/models", "read_only": True}
+    told = explain("bash: /data/models/x: Read-only file system\n", volumes=[volume])
+    assert told.startswith("the task mounts /data/models read-only: leave `:ro`")
+    other = explain("bash: /data/models-2/x: Read-only file system\n", volumes=[volume])
+    assert "isolation" in other
+    written = {**volume, "read_only": False}
+    assert "isolation" in explain(
+        "bash: /data/models/x: Read-only file system\n", volumes=[written]
+    )
+
+
 def test_a_busy_gpu_is_no_protected_file() -> None:
     assert "isolation" not in explain("CUDA error: Device or resource busy\n")
