@@ -185,6 +185,19 @@ def test_a_job_that_is_nearly_done_says_that_growth_does_not_pay() -> None:
     ], tell(trace)
 
 
+def test_a_job_is_not_told_that_growth_does_not_pay_if_only_another_one_gets_the_node() -> None:
+    """While the first of three jobs ends to grow, one node is free, which one of the two others
+    would get."""
+    elastic = [replace(ELASTIC, name=name, elastic=NodeRange(least=2, most=3)) for name in "abc"]
+    rigid = [replace(RIGID, nodes=1, env={"FAKE_RUN_S": each}) for each in ("1200", "20000")]
+    traces = run(*(SimSubmission(task=each) for each in (*rigid, *elastic))).traces
+    assert any(texts(trace, "resize") for trace in traces)
+    half_hour = timedelta(minutes=30)  # later, jobs are nearly done
+    for trace in traces:
+        soon = [each for each in trace.events if each.at - trace.job.submitted_at < half_hour]
+        assert HoldCause.NO_GAIN not in [each.fact for each in soon], tell(trace)
+
+
 def test_a_job_without_a_checkpoint_says_that_it_keeps_its_size() -> None:
     task = replace(ELASTIC, checkpoint=None, env={**ELASTIC.env, "FAKE_RUN_S": "3000"})
     trace = run(SimSubmission(task=RIGID), SimSubmission(task=task, at_s=60)).traces[1]

@@ -35,7 +35,8 @@ def find_hold(
     job: JobRecord, attempt: Attempt, facts: GrowthFacts, now: datetime
 ) -> SizeHold | None:
     """Return why the job has no more nodes, the first reason that applies. The result is None if it
-    has its most nodes, or is about to grow."""
+    has its most nodes, is about to grow, or would grow if other jobs did not get the nodes first.
+    """
     larger = list_larger(job, attempt.nodes)
     if not larger:
         return None

@@ -340,7 +340,6 @@ class SizeKeeper:
 
     async def _note_holds(self, trial: OpenTrial, runs: Sequence[_SizedRun]) -> None:
         """Say of each job why it has no more nodes, once growth was decided."""
-        growing = {step.id for step in choose_growth([run.policy for run in runs])}
         waiting = [
             (job.name, _areas_of(await trial.line_up(job, _least_of(job)))) for job in trial.waiting
         ]
@@ -355,7 +354,7 @@ class SizeKeeper:
                 over_budget=await self._is_blocked(job, attempt),
                 waiting=next((name for name, areas in waiting if run.area in areas), None),
                 rests_until=_rests_until(job, attempt, run.measures),
-                pays=job.id in growing,
+                pays=bool(choose_growth([run.policy])),  # others may get the nodes first
             )
             await self._note(job, attempt, find_hold(job, attempt, facts, trial.now))
 
