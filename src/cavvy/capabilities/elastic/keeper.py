@@ -5,7 +5,7 @@ new number of nodes. A server that was killed in between goes on with what is wr
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from datetime import datetime, timedelta
 
@@ -85,13 +85,24 @@ def make_keeper(parts: ControlParts) -> "SizeKeeper | None":
 
 
 class _SizedRun(Struct, frozen=True, kw_only=True):
-    """A running elastic job with its attempt, what it has measured, and what the policy sees."""
+    """A running elastic job with its attempt, what it has measured, and what the policy sees.
+    `over_budget` states whether a budget keeps it from starting again, so that it must not end, and
+    `rests_until` is the time from which it may change its size."""
 
     job: JobRecord
     attempt: Attempt
     measures: SizeMeasures
     policy: ElasticRun
     area: str
+    over_budget: bool
+    rests_until: datetime
+
+
+class _WaitingJob(Struct, frozen=True):
+    """The name of a job that waits, and the areas whose nodes it could use."""
+
+    name: str
+    areas: Set[str]
 
 
 class SizeKeeper:
@@ -112,11 +123,13 @@ class SizeKeeper:
 
     async def reconcile(self, key: str) -> timedelta | None:
         elastic = await self._store.elastic_jobs()
-        jobs = [job for job in elastic if self.changes and _may_change(job)]
+        jobs, fixed = list[JobRecord](), list[JobRecord]()
+        for job in elastic:
+            (jobs if self.changes and _may_change(job) else fixed).append(job)
         with suppress(StaleVersion, RowNotFound):  # another writer was first: look again
             changed = await self._pass(jobs) if jobs else False
             if not changed:
-                await self._note_fixed([job for job in elastic if job not in jobs])
+                await self._note_fixed(fixed)
             return _AFTER_CHANGE if changed else _LOOK_AGAIN if elastic else _IDLE
         return _AFTER_CHANGE
 
@@ -137,9 +150,15 @@ class SizeKeeper:
         scaling = find_scaling([run.policy.rates for run in found])
         found = [replace(run, policy=replace(run.policy, scaling=scaling)) for run in found]
         found = _lend(found, trial.book)
-        if await self._give_way(trial, found) or await self._grow(trial, found):
+        if await self._give_way(trial, found):
             return True
-        await self._note_holds(trial, found)
+        waiting = [
+            _WaitingJob(job.name, _areas_of(await trial.line_up(job, _least_of(job))))
+            for job in trial.waiting
+        ]
+        if await self._grow(trial, found, waiting):
+            return True
+        await self._note_holds(trial, found, waiting)
         return False
 
     async def _read_progress(self, attempt: Attempt) -> Progress:
@@ -214,14 +233,16 @@ class SizeKeeper:
         told: Mapping[int, Progress],
     ) -> _SizedRun:
         measures, sizes = measure(history, told, trial.now), _list_sizes(job)
-        deadline = deadline_of(job)
+        deadline, rests_until = deadline_of(job), _rests_until(job, attempt, measures)
+        over_budget = await self._is_blocked(job, attempt)
+        room = attempt.nodes if over_budget else await _find_room(trial, job, attempt, sizes)
         policy = ElasticRun(
             id=job.id,
             project=job.project,
             place=_area_of(attempt.offer),
             sizes=sizes,
             nodes=attempt.nodes,
-            room=await self._find_room(trial, job, attempt, sizes),
+            room=room,
             unit=max(1, attempt.offer.accelerator_count),
             rates=measures.rates,
             remaining=measures.remaining,
@@ -230,25 +251,17 @@ class SizeKeeper:
             time_left_s=None if deadline is None else (deadline - trial.now).total_seconds(),
             weight=trial.book.rules.get(job.project, ShareRule()).weight,
             paid=attempt.offer.rate.micros_per_hour > 0,
-            rested=trial.now >= _rests_until(job, attempt, measures),
+            rested=trial.now >= rests_until,
         )
-        area = _area_of(attempt.offer)
-        return _SizedRun(job=job, attempt=attempt, measures=measures, policy=policy, area=area)
-
-    async def _find_room(
-        self, trial: OpenTrial, job: JobRecord, attempt: Attempt, sizes: Sequence[int]
-    ) -> int:
-        """Return the most nodes that the job could have now, if its own gang had ended, on offers
-        like its own."""
-        if await self._is_blocked(job, attempt):
-            return attempt.nodes
-        for size in reversed(sizes):
-            if size <= attempt.nodes:
-                break
-            lines = _keep_alike(await trial.line_up(job, size), attempt.offer)
-            if lines and trial.can_start_now(lines, (attempt.gang,), ()):
-                return size
-        return attempt.nodes
+        return _SizedRun(
+            job=job,
+            attempt=attempt,
+            measures=measures,
+            policy=policy,
+            area=policy.place,
+            over_budget=over_budget,
+            rests_until=rests_until,
+        )
 
     async def _is_blocked(self, job: JobRecord, attempt: Attempt) -> bool:
         """Return whether a budget keeps the job from starting again, so that it must not end."""
@@ -302,13 +315,13 @@ class SizeKeeper:
         paid = any(each.rate.micros_per_hour for line in lines for each in line.offers)
         return paid and bool(await self._budgets.find_block(job))
 
-    async def _grow(self, trial: OpenTrial, runs: Sequence[_SizedRun]) -> bool:
+    async def _grow(
+        self, trial: OpenTrial, runs: Sequence[_SizedRun], waiting: Sequence[_WaitingJob]
+    ) -> bool:
         """Where no job waits, let jobs grow, one at a time in each area and project. Let those go
         back that have grown in vain, and those give nodes away of which others make more."""
         leaving = [each for each, _ in trial.running if each.drill_until is not None]
-        taken = {_area_of(each.offer) for each in leaving}
-        for job in trial.waiting:
-            taken |= _areas_of(await trial.line_up(job, _least_of(job)))
+        taken = {_area_of(each.offer) for each in leaving}.union(*(each.areas for each in waiting))
         by_id, changed = {run.job.id: run for run in runs}, False
         policies = [run.policy for run in runs]
         for step in choose_returns(policies):
@@ -338,11 +351,10 @@ class SizeKeeper:
 
     # Why jobs do not grow
 
-    async def _note_holds(self, trial: OpenTrial, runs: Sequence[_SizedRun]) -> None:
+    async def _note_holds(
+        self, trial: OpenTrial, runs: Sequence[_SizedRun], waiting: Sequence[_WaitingJob]
+    ) -> None:
         """Say of each job why it has no more nodes, once growth was decided."""
-        waiting = [
-            (job.name, _areas_of(await trial.line_up(job, _least_of(job)))) for job in trial.waiting
-        ]
         for run in runs:
             job, attempt = run.job, run.attempt
             larger = [each for each in run.policy.sizes if each > attempt.nodes]
@@ -351,9 +363,9 @@ class SizeKeeper:
                 taken=run.policy.sizes,
                 room=run.policy.room,
                 offered=bool(offered),
-                over_budget=await self._is_blocked(job, attempt),
-                waiting=next((name for name, areas in waiting if run.area in areas), None),
-                rests_until=_rests_until(job, attempt, run.measures),
+                over_budget=run.over_budget,
+                waiting=next((each.name for each in waiting if run.area in each.areas), None),
+                rests_until=run.rests_until,
                 pays=bool(choose_growth([run.policy])),  # others may get the nodes first
             )
             await self._note(job, attempt, find_hold(job, attempt, facts, trial.now))
@@ -438,6 +450,20 @@ def _is_settled(job: JobRecord, attempt: Attempt) -> bool:
         and not job.standbys
         and job.stop_reason is None
     )
+
+
+async def _find_room(
+    trial: OpenTrial, job: JobRecord, attempt: Attempt, sizes: Sequence[int]
+) -> int:
+    """Return the most nodes that the job could have now, if its own gang had ended, on offers like
+    its own."""
+    for size in reversed(sizes):
+        if size <= attempt.nodes:
+            break
+        lines = _keep_alike(await trial.line_up(job, size), attempt.offer)
+        if lines and trial.can_start_now(lines, (attempt.gang,), ()):
+            return size
+    return attempt.nodes
 
 
 def _rests_until(job: JobRecord, attempt: Attempt, measures: SizeMeasures) -> datetime:
