@@ -95,8 +95,13 @@ def list_mounted(config: AgentConfig, work: WorkConfig) -> list[MountedVolume]:
     return [
         MountedVolume(_make_own(config, each), each.path, read_only=each.read_only)
         for each in work.volumes
-        if is_own(config, each) and config.covers and work.image is None
+        if _is_mounted(config, work, each)
     ]
+
+
+def _is_mounted(config: AgentConfig, work: WorkConfig, volume: VolumeConfig) -> bool:
+    """Return whether the volume is mounted in the namespace of the work."""
+    return is_own(config, volume) and bool(config.covers) and work.image is None
 
 
 def list_checkpoint_volumes(config: AgentConfig, work: WorkConfig) -> list[str]:
@@ -164,7 +169,7 @@ def link_volumes(config: AgentConfig, work: WorkConfig, folder: str) -> None:
     CannotBuild, OSError.
     """
     for volume, source in find_volumes(config, work, folder):
-        if config.covers and is_own(config, volume):
+        if _is_mounted(config, work, volume):
             _check_place(config, work, volume)
             continue
         if volume.read_only and os.access(source, os.W_OK) and not _is_read_only(source):

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     import ctypes
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 0x1, 0x2, 0x4, 0x8
-MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
+MS_REMOUNT, MS_BIND, MS_MOVE, MS_REC = 0x20, 0x1000, 0x2000, 0x4000
+MS_UNBINDABLE, MS_PRIVATE = 0x20000, 0x40000
+MNT_DETACH = 2  # for umount2
 _MS_NOATIME, _MS_NODIRATIME, _MS_RELATIME = 0x400, 0x800, 0x200000
 # as in the result of statvfs, whose other flags have the same numbers as those of mount
 _ST_RELATIME = 0x1000

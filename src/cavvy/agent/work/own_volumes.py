@@ -10,7 +10,6 @@ work may create.
 from __future__ import annotations
 
 import os
-import stat
 from contextlib import suppress
 
 from . import mounts
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _STAGE = ".volumes"  # in the hidden folder; the work sees it, and finds it empty
-_MS_MOVE, _MS_UNBINDABLE, _MNT_DETACH = 0x2000, 0x20000, 2
 
 
 class MountedVolume:
@@ -59,12 +57,12 @@ class VolumeMounts:
         for index, volume in order:
             if not os.path.isdir(volume.path):
                 self._make_folder(volume.path)
-            mounts.mount(self._at(index), volume.path, None, _MS_MOVE)
+            mounts.mount(self._at(index), volume.path, None, mounts.MS_MOVE)
             if volume.read_only:
                 mounts.make_read_only(volume.path)
         for root in self._roots:
             os.fchdir(root)
-            mounts.call("umount2", b".", _MNT_DETACH)
+            mounts.call("umount2", b".", mounts.MNT_DETACH)
             os.chdir("/")
             os.close(root)
 
@@ -86,7 +84,7 @@ class VolumeMounts:
         new = self._at("root")
         mounts.mount("tmpfs", new, "tmpfs", mounts.MS_NOSUID | mounts.MS_NODEV)
         # otherwise, the copy of a folder that contains it would contain the copies made before
-        mounts.mount("none", new, None, _MS_UNBINDABLE)
+        mounts.mount("none", new, None, mounts.MS_UNBINDABLE)
         os.chmod(new, 0o755)
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -101,7 +99,7 @@ class VolumeMounts:
             mounts.call("pivot_root", b".", b".")  # the old root is now mounted over the new one
             os.chdir("/")
         else:
-            mounts.mount(new, folder, None, _MS_MOVE)
+            mounts.mount(new, folder, None, mounts.MS_MOVE)
 
 
 def _copy(entry: os.DirEntry[str], target: str) -> None:
@@ -110,10 +108,7 @@ def _copy(entry: os.DirEntry[str], target: str) -> None:
         return
     opened = os.open(entry.path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        if stat.S_ISDIR(os.fstat(opened).st_mode):
-            os.mkdir(target)
-        else:
-            os.close(os.open(target, os.O_WRONLY | os.O_CREAT, 0o600))
+        mounts.make_place(target, opened)
         mounts.bind(f"/proc/self/fd/{opened}", target)
     finally:
         os.close(opened)
