@@ -12,7 +12,7 @@ from tests.control.sim.test_control_services import HOST, ControlHarness, in_har
 
 from cavvy.control.agents import gathered
 from cavvy.control.agents.dependencies import AgentDependencies
-from cavvy.control.agents.pauses import find_pause
+from cavvy.control.agents.pauses import FigurePauses
 from cavvy.control.agents.sessions import AgentSessions
 from cavvy.domain.elastic import NodeRange
 from cavvy.domain.jobs import AttemptOutcome, JobPhase, NodePhase, Order
@@ -423,7 +423,8 @@ def test_figures_at_which_somebody_looks_do_not_wait() -> None:
 def test_what_is_decided_by_figures() -> None:
     def pause(limits: JobLimits | None = None, **task: Any) -> timedelta | None:
         changed = replace(job.task, limits=limits or job.task.limits, **task)
-        return find_pause(replace(job, task=changed), node, 1000, alone=True)
+        other = replace(job, task=changed)
+        return FigurePauses().find(other, node, 1000, job.submitted_at, alone=True)
 
     job = make_job("j")
     node = make_node(make_attempt(job), phase=NodePhase.RUNNING)

@@ -15,7 +15,7 @@ are written, so a change whose signal was lost is noticed soon after the next re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 
-from cavvy.control.agents.pauses import PAUSE_MOST, find_pause
+from cavvy.control.agents.pauses import PAUSE_MOST, FigurePauses
 from cavvy.domain.jobs import Attempt, AttemptPhase, JobRecord, Node, NodePhase
 from cavvy.domain.messages import AgentMessage, MessageKind
 from cavvy.domain.values import Struct, field
@@ -26,19 +26,15 @@ QUIET = frozenset(
 )
 # How long what is known of a rank is used: longer than the time between two reports, since each
 # report causes the rows to be read again.
-_FRESH = timedelta(seconds=20)
+_FRESH = timedelta(seconds=20)  # while several servers write
 _FRESH_ALONE = PAUSE_MOST + timedelta(seconds=15)  # while no other server writes
 # Few agents are written at once, so that users see new figures immediately. With 200 agents or
 # more, two seconds of their reports are written together.
-_PAUSE_EACH = timedelta(milliseconds=10)
-_PAUSE_MOST = timedelta(seconds=2)
+_WRITE_PAUSE_EACH = timedelta(milliseconds=10)
+_WRITE_PAUSE_MOST = timedelta(seconds=2)
 _MOST_EACH = 32  # messages of a rank that wait; an agent sends about two in a second
 _MOST = 20_000  # messages that wait, of all ranks
 _TOUCHED = 10_000  # changes that are remembered until the reads that were under way have ended
-# How long figures of a rank do not wait after a user has looked at them: a page that follows
-# curves asks for them every two seconds.
-_LOOKED_AT = timedelta(minutes=1)
-_MOST_LOOKED_AT = 1000  # ranks; those that were not looked at for the longest time are dropped
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -77,8 +73,7 @@ class GatheredReports:
         # are dropped, and count as changed at `_floor`.
         self._touched: dict[object, int] = {}
         self._count = self._floor = 0
-        # by job and rank, until when its figures do not wait; the latest one last
-        self._looked_at: dict[tuple[str, int], datetime] = {}
+        self._pauses = FigurePauses()
         # the write of gathered messages that is under way, whose changes are known
         self.writing: AtomicWrite | None = None
         self.is_alone: Callable[[], bool] = lambda: True  # whether no other server writes
@@ -86,31 +81,22 @@ class GatheredReports:
     @property
     def pause(self) -> timedelta:
         """How long messages wait for those of other agents."""
-        return min(_PAUSE_MOST, self.agents * _PAUSE_EACH)
+        return min(_WRITE_PAUSE_MOST, self.agents * _WRITE_PAUSE_EACH)
 
     def find_pause(self, job: JobRecord, node: Node, now: datetime) -> timedelta | None:
         """Return how long the next figures of the node may wait until they are reported."""
-        if self._looked_at.get((job.id, node.rank), _NEVER) > now:
-            return None
-        return find_pause(job, node, self.agents, alone=self.is_alone())
+        return self._pauses.find(job, node, self.agents, now, alone=self.is_alone())
 
     def look_at(self, job_id: str, ranks: Iterable[int], now: datetime) -> Sequence[str]:
         """Let figures of these ranks of a job not wait for a minute. Return the gangs of the job if
         its agents do not know this yet."""
-        if job_id not in self._gangs:
-            return ()
-        new = False
-        for rank in ranks:
-            new |= self._looked_at.pop((job_id, rank), _NEVER) <= now
-            self._looked_at[job_id, rank] = now + _LOOKED_AT
-        while len(self._looked_at) > _MOST_LOOKED_AT:
-            del self._looked_at[next(iter(self._looked_at))]
-        return sorted(self._gangs[job_id]) if new else ()
+        gangs = self._gangs.get(job_id, ())
+        return sorted(gangs) if gangs and self._pauses.look_at(job_id, ranks, now) else ()
 
     def is_looked_at(self, gang: str, rank: int, now: datetime) -> bool:
         """Return whether a user has looked at figures of the rank a moment ago."""
         known = self._ranks.get(gang, {}).get(rank)
-        return known is not None and self._looked_at.get((known.job.id, rank), _NEVER) > now
+        return known is not None and self._pauses.is_looked_at(known.job.id, rank, now)
 
     @property
     def moment(self) -> int:
