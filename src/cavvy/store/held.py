@@ -27,10 +27,6 @@ _MARKS = (
     "FROM attempts a WHERE phase <> 'ended' UNION ALL "
     "SELECT COUNT(*), CAST(COALESCE(SUM({1}), 0) AS {2}), 0 FROM allocations"
 )
-_MARK_OF_JOBS = (
-    "SELECT COUNT(*), CAST(COALESCE(SUM({3}), 0) AS {2}), CAST(COALESCE(SUM(version), 0) AS {2}) "
-    "FROM jobs"
-)
 _OPEN = "SELECT id, version FROM attempts WHERE phase <> 'ended'"
 _FACTS = (
     "SELECT a.id, {0}, a.version, a.project, j.user_name, j.size, a.phase, j.id, j.array_id "
@@ -38,13 +34,8 @@ _FACTS = (
 )
 _KEYS = "SELECT gang, rank FROM allocations"
 _ALLOCATED = f"{ALLOCATIONS.select.replace(' FROM', ', {1} FROM')} WHERE TRUE"
-_SQLITE = ("a.rowid", "rowid", "BIGINT", "rowid")
-_POSTGRESQL = (
-    "hashtextextended(a.id, 0)",
-    "hashtextextended(gang, rank)",
-    "NUMERIC",
-    "hashtextextended(id, 0)",
-)
+_SQLITE = ("a.rowid", "rowid", "BIGINT")
+_POSTGRESQL = ("hashtextextended(a.id, 0)", "hashtextextended(gang, rank)", "NUMERIC")
 # Jobs that wait for their next attempt do not run, though their last nodes may still be held.
 _AGAIN = "SELECT id FROM jobs WHERE phase = 'queued' AND attempt > 0"
 _AT_ONCE = 500  # rows that are read by their keys in one statement
@@ -90,17 +81,6 @@ class HeldReader:
         self._total = 0  # the sum of the numbers
         self._marks_of_allocations: tuple[_Mark, _Mark] = ((0, 0, 0), (0, 0, 0))
 
-    def mark(self, session: DatabaseSession) -> object:
-        """Return a value that differs from the last one if other attempts or allocations are open
-        now, or others of their versions."""
-        return _read_marks(session)
-
-    def mark_waiting(self, session: DatabaseSession, ready: str, values: Sequence[object]) -> Row:
-        """Return a value that differs from the last one if other jobs wait now for which the
-        condition holds, or others of their versions."""
-        found = session.run(f"{_name_numbers(session, _MARK_OF_JOBS)} WHERE {ready}", values)
-        return found.fetchall()[0]
-
     def note(self, changes: AtomicWrite) -> None:
         """Look at these changes first in the next read."""
         self._jobs.extend({each.job_id for each in changes.attempts})
@@ -110,7 +90,7 @@ class HeldReader:
         """Return what each user holds in each project now, and how many members of each array
         run."""
         with self._lock:
-            mark = _read_marks(session)[0]
+            mark = read_marks(session)[0]
             if self._jobs or mark != self._mark:
                 self._read_attempts(session, mark)
             self._read_again(session)
@@ -122,7 +102,7 @@ class HeldReader:
         """Return all allocations, sorted by host, gang and rank. The same list is returned until
         they change."""
         with self._lock:
-            marks = _read_marks(session)
+            marks = read_marks(session)
             if self._gangs or marks != self._marks_of_allocations:
                 self._change_allocations(session, marks[1])
                 self._marks_of_allocations = marks
@@ -253,7 +233,9 @@ def _name_numbers(session: DatabaseSession, sql: str) -> str:
     return sql.format(*(_SQLITE if session.driver.is_sqlite else _POSTGRESQL))
 
 
-def _read_marks(session: DatabaseSession) -> tuple[_Mark, _Mark]:
+def read_marks(session: DatabaseSession) -> tuple[_Mark, _Mark]:
+    """Return values that differ from the last ones if other attempts or allocations are open now,
+    or others of their versions."""
     (a, b, c), (d, e, f) = session.run(_name_numbers(session, _MARKS)).fetchall()
     return (int(a), int(b), int(c)), (int(d), int(e), int(f))
 

@@ -19,7 +19,7 @@ from cavvy.domain.shares import (
 from cavvy.domain.values import Struct
 from cavvy.store.documents import to_micros, to_time
 from cavvy.store.drivers import DatabaseSession, RunTransaction
-from cavvy.store.held import HeldReader
+from cavvy.store.held import HeldReader, read_marks
 from cavvy.store.prepared import Row
 
 # While a job waits, it gains one point of priority each hour, so that no job waits for ever behind
@@ -93,6 +93,10 @@ _MARKED = (
     "SELECT name, version FROM reservations ORDER BY name",
     "SELECT name, version FROM node_states ORDER BY name",
 )
+_MARK_OF_WAITING = (
+    "SELECT COUNT(*), CAST(COALESCE(SUM({0}), 0) AS {1}), CAST(COALESCE(SUM(version), 0) AS {1}) "
+    f"FROM jobs WHERE {READY}"
+)
 _LATER = "SELECT MIN(not_before) FROM jobs WHERE phase = 'queued' AND not_before > ?"
 
 
@@ -131,7 +135,6 @@ class _GangTimes(Struct, frozen=True, kw_only=True):
 
 _decode_times = Decoder(_GangTimes).decode
 _decode_gang = Decoder(_HeldOffer).decode
-_NEVER = inf
 _MOST = 1e12  # GPU-hours and GPUs; larger numbers are damage
 
 
@@ -164,9 +167,8 @@ class SqlQueue:
                 return known
             rows = [session.run(sql).fetchall() for sql in _MARKED]
             later = session.run(_LATER, (at,)).fetchall()[0][0]
-            waiting = self._held.mark_waiting(session, READY, (at,))
-            mark = (self._held.mark(session), waiting, rows)
-            return _KnownMark(written, _NEVER if later is None else later, mark)
+            mark = (read_marks(session), _read_waiting(session, at), rows)
+            return _KnownMark(written, inf if later is None else later, mark)
 
         self._known = found = await self._read_brief(read)
         return found.mark
@@ -295,6 +297,14 @@ def _read_written(session: DatabaseSession) -> object:
             return object()
         return session, session.run("PRAGMA data_version").fetchall()[0][0]
     return session.run("SELECT CAST(pg_current_snapshot() AS TEXT)").fetchall()[0][0]
+
+
+def _read_waiting(session: DatabaseSession, at: int) -> Row:
+    """Return a value that differs from the last one if other jobs wait now that may start at the
+    time `at` in microseconds, or others of their versions; see `held.read_marks`."""
+    sqlite, postgresql = ("rowid", "BIGINT"), ("hashtextextended(id, 0)", "NUMERIC")
+    sql = _MARK_OF_WAITING.format(*(sqlite if session.driver.is_sqlite else postgresql))
+    return session.run(sql, (at,)).fetchall()[0]
 
 
 def sort_rows(found: Iterable[PlacedRow]) -> Sequence[QueueRow]:
