@@ -5,6 +5,7 @@ acknowledged, and sent again after a failure.
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 
@@ -50,7 +51,8 @@ class MessageOutbox:
         self._taken = 0  # the server will store the messages up to this number soon
         self._sent = 0  # number of the last message that was sent
         self._urgent = 0  # number of the last message that waits for no other
-        self._told_at = 0.0
+        # when the server said that it has all that was sent; -inf: what waits is sent at once
+        self._told_at = -math.inf
         self.pause_s = 0.0  # how long figures wait for others, as the server last said
         self._latest: dict[str, dict[str, Any]] = {}
         self._last = 0
@@ -73,11 +75,6 @@ class MessageOutbox:
     @property
     def empty(self) -> bool:
         return not self._unsent and not self._latest
-
-    @property
-    def told(self) -> bool:
-        """Whether the server has all messages, in its memory at least."""
-        return not self._latest and (not self._unsent or self._unsent[-1][0] <= self._taken)
 
     @property
     def holds(self) -> bool:
@@ -171,7 +168,7 @@ class MessageOutbox:
         """
         self._taken = max(seq, taken)
         # what the server has lost is sent again at once
-        self._told_at = time.monotonic() if self._taken >= self._sent else 0.0
+        self._told_at = time.monotonic() if self._taken >= self._sent else -math.inf
         self._unsent = [(number, line) for number, line in self._unsent if number > seq]
         if not self._unsent and os.fstat(self._file).st_size > REWRITE_BYTES:
             os.ftruncate(self._file, 0)

@@ -285,10 +285,8 @@ def test_outbox_keeps_what_the_server_has_only_taken_and_sends_it_again_after_a_
         outbox.put("event", name=f"n{number}", text="")
     outbox.acknowledge(1, taken=3)
     assert outbox.batch() == b""
-    assert outbox.told
     assert not outbox.empty
     outbox.put("event", name="n4", text="")
-    assert not outbox.told
     assert [each["seq"] for each in json.loads(outbox.batch())] == [4]
     # the server was killed, so the next message does not follow what it has stored
     outbox.acknowledge(1)
@@ -332,7 +330,6 @@ def test_figures_wait_as_long_as_the_server_said_and_all_else_takes_them_along(
     outbox.put("minute", figures={})
     assert send() == []
     assert outbox.holds
-    assert not outbox.told
     at[0] += 5
     outbox.put("notice", seconds=30.0)  # never waits, and nothing overtakes figures before it
     assert send() == ["telemetry", "minute", "notice"]
@@ -382,6 +379,19 @@ def test_the_newest_figures_go_with_those_that_waited_but_not_with_those_sent_ag
     outbox.acknowledge(outbox._last)
     at[0] += 60
     assert kinds() == ["telemetry"]
+
+
+def test_what_the_server_has_lost_is_sent_at_once_also_soon_after_the_machine_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cavvy.agent.outbox.time.monotonic", lambda: 5.0)
+    outbox = MessageOutbox(str(tmp_path / "outbox"))
+    outbox.put("telemetry", values={"gpu_percent": 1})
+    sent = outbox.batch()
+    outbox.pause_s = 60.0
+    outbox.acknowledge(0)
+    assert sent
+    assert outbox.batch() == sent
 
 
 def test_figures_do_not_wait_after_a_poll_for_orders_that_says_so(tmp_path: Path) -> None:
