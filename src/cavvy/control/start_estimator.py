@@ -44,7 +44,7 @@ _BOOTS = 50  # boot times of each provider that count
 # How long estimates are used again, for each job that has one: if a job that is asked for has none,
 # and otherwise. To compute them takes 0.2 to 0.5 ms a job.
 _UNKNOWN, _KNOWN = timedelta(milliseconds=4), timedelta(milliseconds=20)
-_UNCHANGED = timedelta(seconds=30)  # how long while nothing is written
+_UNCHANGED = timedelta(seconds=30)  # how long while the mark of the queue is the same
 _SHORTEST = 64  # jobs of the queue that are estimated, or as many as wait
 _OFFERS_AGE = timedelta(minutes=1)  # while jobs wait, the queue reads the offers more often
 # A job that could start at once but still waits after this time waits for something else.
@@ -67,8 +67,8 @@ class _Asked(Struct, frozen=True):
 
 
 class _Known(Struct, frozen=True):
-    """The estimates of the first jobs of the queue, whose IDs are `line`, and the mark of the
-    database (`SqlQueue.mark`)."""
+    """The estimates of the first jobs of the queue, whose IDs are `line`, and the mark
+    (`SqlQueue.mark`) that was read before the queue was lined up."""
 
     at: datetime
     line: Sequence[str]
@@ -79,7 +79,7 @@ class _Known(Struct, frozen=True):
 class StartEstimator:
     """Keeps the newest estimates, and the errors of earlier ones.
 
-    All requests read the same estimates. These are computed again when something was written, and
+    All requests read the same estimates. These are computed again when the mark has changed, and
     then only so often that a fixed part of a core suffices, however many jobs wait.
     """
 
@@ -110,8 +110,8 @@ class StartEstimator:
             return {each: known.starts[each] for each in job_ids if each in known.starts}
 
     async def _renew(self, rows: Sequence[QueueRow], line: OrderedQueue, now: datetime) -> _Known:
-        """Return the estimates of these first jobs of the line: the known ones, if nothing was
-        written since."""
+        """Return the estimates of these first jobs of the line: the known ones, if the mark is that
+        of their line."""
         mark, known = await self._store.queue.mark(now), self._known
         ids = [row.id for row in rows]
         same = mark == known.mark and [*known.line[: len(ids)]] == ids
