@@ -198,9 +198,8 @@ def is_lost_connection(error: BaseException) -> bool:
     failure. The library gloo reports a failed collective as a RuntimeError that names gloo's source
     file.
     """
-    return isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and "third_party/gloo" in str(error)
-    )
+    of_torch = isinstance(error, getattr(dist, "DistError", ()))
+    return of_torch or (isinstance(error, RuntimeError) and "third_party/gloo" in str(error))
 
 
 class RankWorld:

@@ -157,3 +157,11 @@ def test_errors_of_collectives_may_be_the_result_of_another_error() -> None:
     assert is_lost_connection(dist.DistBackendError("NCCL"))
     assert is_lost_connection(RuntimeError("[/pytorch/third_party/gloo/pair.cc:1] closed"))
     assert not is_lost_connection(RuntimeError("planted"))
+
+
+def test_errors_of_collectives_are_found_by_a_pytorch_without_a_type_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(dist, "DistError")
+    assert is_lost_connection(RuntimeError("[/pytorch/third_party/gloo/pair.cc:1] closed"))
+    assert not is_lost_connection(RuntimeError("planted"))
