@@ -44,7 +44,10 @@ _at_import = _count_threads()  # the threads of libraries, such as those of Open
 
 
 class _Keeper:
-    """The parent of the program's processes."""
+    """The parent of the program's processes. What it says to the agent is written once more in
+    `agent/work/torchrun.py`, since neither may import the other; a test compares both. There,
+    the agent may keep no program, and several ranks may have ended.
+    """
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line

@@ -1,6 +1,7 @@
 """The launcher that keeps what it has imported while the job replaces a lost node, with a stand-in
 of PyTorch and of the agent."""
 
+import ast
 import json
 import os
 import signal
@@ -259,3 +260,34 @@ def test_ranks_draw_different_numbers_if_torch_has_imported_the_generator_of_num
     assert agent.hear() == {"keeps": {"kept": 0}}
     assert agent.end() == (0, 1)
     assert len([*tmp_path.glob("drawn-*")]) == 2
+
+
+def test_the_launcher_and_kept_programs_talk_alike_with_the_agent() -> None:
+    """Neither may import the other. Only the first statements of some functions differ: the
+    launcher may have no connection, and tells how several ranks have ended."""
+    launcher = list_statements("agent/work/torchrun.py")
+    kept = {**list_statements("train/world.py"), **list_statements("train/rejoin.py")}
+    alike = {
+        "_leave": 3,
+        "_as_shell": 1,
+        "_read": 6,
+        "_wait_for_rejoin": 4,
+        "is_lost_connection": 2,
+    }
+    for name, last in alike.items():
+        assert launcher[name][-last:] == kept[name][-last:], name
+    for name in ("WAIT_S", "_LONGEST"):
+        assert launcher[name] == kept[name], name
+
+
+def list_statements(path: str) -> dict[str, list[str]]:
+    """Return the statements of each function and method of a file by its name, without docstrings,
+    and the value of each constant."""
+    source = Path(torchrun.__file__).parents[2] / path
+    found = {}
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = [ast.unparse(each) for each in node.body]
+        elif isinstance(node, ast.Assign):
+            found[ast.unparse(node.targets[0])] = [ast.unparse(node.value)]
+    return found

@@ -39,7 +39,10 @@ _PASSED_ON = (*_ENDS, signal.SIGUSR1)
 
 
 class NodeRanks:
-    """The ranks of this node, and the connection to the agent, or None if it keeps no program."""
+    """The ranks of this node, and the connection to the agent, or None if it keeps no program. What
+    is said on this connection is written once more in `train/rejoin.py`, since neither may import
+    the other; a test compares both.
+    """
 
     def __init__(self, count: int, line: socket.socket | None) -> None:
         self._count, self._line = count, line
