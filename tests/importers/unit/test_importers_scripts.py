@@ -107,6 +107,24 @@ def test_dependencies_of_the_nearest_file(tmp_path: Path) -> None:
     assert found["uses"] == ["src/requirements.txt"]
 
 
+def make_conda(folder: Path) -> Path:
+    """Make a stand-in for conda. The python3 of its environment says that it runs, and lacks each
+    module."""
+    conda = make(
+        folder / "conda",
+        """#!/bin/sh
+case "$1" in
+env) mkdir -p "$5/bin" && cp "$7" "$5/"
+  printf '#!/bin/sh\necho "in the environment: $*"\n[ "$1" != -c ] && [ -z "$NO_PIP" ]\n' > "$5/bin/python3"
+  chmod +x "$5/bin/python3" ;;
+shell.posix) echo "PATH='$3/bin':\\"\\$PATH\\"" ;;
+esac
+""",
+    )
+    conda.chmod(0o755)
+    return conda
+
+
 def test_an_environment_of_conda_is_made_with_its_tool(tmp_path: Path) -> None:
     script = make(tmp_path / "src/t.py", "x\n")
     make(
@@ -119,18 +137,7 @@ def test_an_environment_of_conda_is_made_with_its_tool(tmp_path: Path) -> None:
     assert setup["uses"] == ["environment.yml", "more.txt"]
     assert found.keys["run"].endswith("/activate\nexec python3 src/t.py")
     assert any("with conda, which the node needs" in each for each in found.notes)
-    # a stand-in for conda makes the environment, and the command of the job finds its program
-    conda = make(
-        tmp_path / "bin/conda",
-        """#!/bin/sh
-case "$1" in
-env) mkdir -p "$5/bin" && cp "$7" "$5/" && printf 'echo in the environment\n' > "$5/bin/python3"
-  chmod +x "$5/bin/python3" ;;
-shell.posix) echo "PATH='$3/bin':\\"\\$PATH\\"" ;;
-esac
-""",
-    )
-    conda.chmod(0o755)
+    conda = make_conda(tmp_path / "bin")
     bare = {"PATH": "/usr/bin:/bin", "CAVVY_SETUP_DIR": str(tmp_path / "kept")}
     with_conda = {**bare, "PATH": f"{conda.parent}:{bare['PATH']}"}
     done = subprocess.run(
@@ -139,11 +146,39 @@ esac
     assert (tmp_path / "kept/conda/environment.yml").is_file(), done.stderr
     run = ["sh", "-ec", found.keys["run"]]
     done = subprocess.run(run, cwd=tmp_path, env=with_conda, capture_output=True, check=True)
-    assert done.stdout == b"in the environment\n"
+    assert done.stdout == b"in the environment: src/t.py\n"
     fails = subprocess.run(
         ["sh", "-ec", setup["run"]], cwd=tmp_path, env=bare, capture_output=True, check=False
     )
     assert (fails.returncode, b"needs conda, mamba or micromamba" in fails.stderr) == (1, True)
+
+
+def test_papermill_is_installed_in_the_environment_of_conda(tmp_path: Path) -> None:
+    notebook = make(tmp_path / "nb.ipynb", json.dumps({"nbformat": 4, "cells": []}))
+    make(tmp_path / "environment.yml", "dependencies: [numpy]\n")
+    keys = read(notebook)
+    (setup, run) = (keys["setup"], keys["run"])
+    assert isinstance(setup, dict)
+    conda = make_conda(tmp_path / "bin")
+    # the node's own python3 is not what the notebook runs with
+    make(conda.parent / "python3", "#!/bin/sh\necho outside\n").chmod(0o755)
+    env = {"PATH": f"{conda.parent}:/usr/bin:/bin", "CAVVY_SETUP_DIR": str(tmp_path / "kept")}
+
+    def start(line: object) -> tuple[int, str, str]:
+        words = ["sh", "-ec", str(line)]
+        done = subprocess.run(
+            words, cwd=tmp_path, env=env, capture_output=True, check=False, text=True
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    asked = "in the environment: -c import ipykernel, papermill\n"
+    installed = "in the environment: -m pip install papermill ipykernel\n"
+    assert start(setup["run"])[:2] == (0, asked + installed)
+    env["NO_PIP"] = "yes"
+    code, _, said = start(setup["run"])
+    assert (code, "needs papermill and ipykernel, or pip" in said) == (1, True)
+    del env["NO_PIP"]
+    assert start(run)[1].startswith("in the environment: -m papermill nb.ipynb ")
 
 
 def test_names_of_folders_are_no_commands_of_a_setup(tmp_path: Path) -> None:

@@ -12,10 +12,16 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
+from cavvy.capabilities.importers.dependency_files import FileSetup
 from cavvy.domain.tasks import URL_SCHEMES
 
 SUFFIX = ".ipynb"
 _INSTALL = "python3 -m pip install papermill ipykernel"
+# In an environment of another tool, which may have both, and no pip.
+_INSTALL_INSIDE = f"""\
+python3 -c 'import ipykernel, papermill' 2>/dev/null || {_INSTALL} || {{
+  echo 'the environment needs papermill and ipykernel, or pip, which installs them' >&2
+  exit 1; }}"""
 _EVERY = "30s"
 _MOST_MIB = 16
 _OLD_PYTHON = "Python 2"
@@ -43,7 +49,7 @@ def read_notebook_text(path: Path) -> str:
 
 
 def read_notebook(
-    path: Path, text: str, arguments: Sequence[str], name: str, setup: dict[str, Any] | None
+    path: Path, text: str, arguments: Sequence[str], name: str, setup: FileSetup | None
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the keys of the task of a notebook, and notes. `name` is its path in the working
     folder, and `setup` installs what a file beside it states. Raises ValueError for a file that
@@ -163,10 +169,15 @@ def _check_words(words: Sequence[str]) -> bool:
     return found
 
 
-def _add_setup(setup: dict[str, Any] | None) -> dict[str, Any]:
+def _add_setup(setup: FileSetup | None) -> dict[str, Any]:
     if setup is None:
         return {"run": _INSTALL, "uses": []}
-    return {**setup, "run": f"{_INSTALL} && {setup['run']}"}
+    run = setup.keys["run"]
+    # a setup with a `begin` ends in the environment in which the notebook runs
+    return {
+        **setup.keys,
+        "run": f"{run}\n{_INSTALL_INSIDE}" if setup.begin else f"{_INSTALL} && {run}",
+    }
 
 
 def _make_output(executed: str, place: str) -> dict[str, Any]:

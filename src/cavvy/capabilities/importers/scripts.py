@@ -101,7 +101,7 @@ def read_script(
         keys["workdir"] = str(folder)
     if suffix == SUFFIX:
         setup = find_file_setup(path, folder, notes)
-        found, said = read_notebook(path, text, arguments, name, setup.keys if setup else None)
+        found, said = read_notebook(path, text, arguments, name, setup)
         return ScriptTask(keys=_add_setup({**keys, **found}, setup), notes=(*notes, *said))
     if path.name == PROJECT:
         found, said = read_project(path, text, arguments)
