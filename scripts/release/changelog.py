@@ -5,7 +5,8 @@
 
 A fragment is a Markdown file `NNNN-name.md` or `name.md` with an optional title and a list.
 Fragments become one section per release, in the order of their numbers and then of their names,
-with their titles as headings. A heading such as `## Added` becomes the first word of its text.
+with their titles as headings. A heading such as `## Added` becomes the first word of its text or of
+its only item, and so does a first word such as `fix:`.
 """
 
 import argparse
@@ -19,6 +20,13 @@ _HEAD = """\
 
 What users notice, newest first; see also [compatibility](docs/reference/compatibility.md).
 """
+# A first word of a line, as of a commit, and the kind of its change.
+_KINDS = {
+    **{"feat": "Added", "new": "Added", "fix": "Fixed"},
+    **dict.fromkeys(("perf", "refactor", "docs"), "Changed"),
+}
+_FIRST_WORD = re.compile(rf"^({'|'.join(_KINDS)}): (.)", re.MULTILINE)
+_HEADED = re.compile(r"^## (\w+)\n+(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def list_fragments(root: Path) -> list[Path]:
@@ -29,14 +37,27 @@ def list_fragments(root: Path) -> list[Path]:
 def make_section(heading: str, fragments: list[Path]) -> str:
     parts = [f"## {heading}\n"]
     for path in fragments:
+        text = _FIRST_WORD.sub(_write_kind, path.read_text("utf-8").strip())
         # a heading of level 2 is that of a release
-        text = re.sub(r"(?m)^## (\w+)\n+", r"**\1.** ", path.read_text("utf-8").strip())
+        text = _HEADED.sub(lambda found: _join_kind(found[1], found[2]), text)
         title = re.match(r"# (.+)\n+", text)
         if title:
             parts.append(f"### {title[1]}\n\n{text[title.end() :]}\n")
         else:
             parts.append(f"{text}\n")
     return "\n".join(parts)
+
+
+def _write_kind(found: re.Match[str]) -> str:
+    return f"**{_KINDS[found[1]]}.** {found[2].upper()}"
+
+
+def _join_kind(kind: str, text: str) -> str:
+    """Return a text below the heading of a kind; a list stays one, unless it has one item."""
+    items = len(re.findall(r"(?m)^\* ", text))
+    if text.startswith("* ") and items > 1:
+        return f"**{kind}.**\n\n{text}"
+    return f"**{kind}.** {text.removeprefix('* ')}"
 
 
 def release(root: Path, version: str, today: str) -> None:

@@ -34,6 +34,25 @@ def test_a_fragment_with_a_kind_as_its_heading_does_not_end_the_section(root: Pa
     assert section.endswith("* It waits.\n\n**Added.** A host.\n\n**Fixed.** A fault.\n")
 
 
+def test_an_only_item_is_a_sentence_and_several_stay_a_list(root: Path) -> None:
+    (root / "changes/0003-c.md").write_text("## Added\n* A host.\n\n## Fixed\n* One.\n* Two.\n")
+    section = make_section("Unreleased", list_fragments(root))
+    assert section.endswith("\n**Added.** A host.\n\n**Fixed.**\n\n* One.\n* Two.\n")
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [("feat", "Added"), ("fix", "Fixed"), ("perf", "Changed"), ("refactor", "Changed")],
+)
+def test_a_first_word_of_commits_becomes_the_kind(root: Path, word: str, kind: str) -> None:
+    (root / "changes/0003-c.md").write_text(f"{word}: a job ends. Not so `x`, a fix: later.\n")
+    section = make_section("Unreleased", list_fragments(root))
+    assert section.endswith(f"\n**{kind}.** A job ends. Not so `x`, a fix: later.\n")
+    (root / "changes/0003-c.md").write_text(f"## {kind}\nSee {word}: it ends.\n")
+    section = make_section("Unreleased", list_fragments(root))
+    assert section.endswith(f"\n**{kind}.** See {word}: it ends.\n")
+
+
 def test_a_release_moves_the_fragments_and_keeps_what_is_older(root: Path) -> None:
     release(root, "0.1.0", "2026-11-21")
     assert list_fragments(root) == []
