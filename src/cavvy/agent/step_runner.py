@@ -152,8 +152,10 @@ class StepRunner:
         self._runs(reused=True)
 
     def _has_others(self, work: WorkConfig) -> bool:
-        """Return whether the work also has nodes on other machines. Only the agents of the server's
-        own machine have a folder of volumes, and all ranks of their work run there."""
+        """Return whether processes that this agent does not see may write checkpoints, too. That is
+        assumed of all work of several nodes, except on the server's own machine: only its agents
+        have a folder of volumes, and all ranks of their work run there. Equal addresses would not
+        show it: containers of one host share one, and nodes without a known one have 127.0.0.1."""
         return work.nodes > 1 and not self._config.volumes
 
     def discard(self, loop: EventLoop, owner: Owner, then: Callable[[], None]) -> None:
