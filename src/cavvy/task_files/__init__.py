@@ -18,6 +18,7 @@ from cavvy.spec import SpecError, check_uses, parse_own, read_file
 from cavvy.spec.problems import ProblemNotes, SourceMark, SpecProblem
 from cavvy.spec.translation import CAVVY, KeptKey, LocalPath, Translation
 from cavvy.task_files.foreign import (
+    LineTask,
     ReadOptions,
     ScriptTask,
     TaskSource,
@@ -39,6 +40,7 @@ __all__ = [
     "Translation",
     "find_local",
     "load_file",
+    "load_line",
     "load_script",
     "load_task",
     "load_tasks",
@@ -263,6 +265,17 @@ def load_script(
     """
     for reader in list_readers():
         found = reader.read_script(Path(path), arguments, Path.cwd(), processes=processes)
+        if found is not None:
+            return found
+    return None
+
+
+def load_line(words: Sequence[str]) -> LineTask | None:
+    """Return the task of a command that submits a job to another tool, or None for another command.
+    Raises ValueError for what a job here lacks.
+    """
+    for reader in list_readers():
+        found = reader.read_line(words)
         if found is not None:
             return found
     return None

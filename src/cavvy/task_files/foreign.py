@@ -100,6 +100,15 @@ class ScriptTask(Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
+class LineTask(Struct, frozen=True, kw_only=True):
+    """The task of a command line of another tool: the words of the command that runs here, other
+    keys of a task file, and remarks for the user."""
+
+    command: tuple[str, ...]
+    keys: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
 class TaskReader(Protocol):
     """Reads files of other tools. None as an answer means: this file is not for me."""
 
@@ -122,6 +131,11 @@ class TaskReader(Protocol):
     ) -> ScriptTask | None:
         """Return the task of a script that is run from the folder `here`. `processes` is how many
         GPUs its job has. Raises ValueError for a file that cannot be run, and OSError.
+        """
+
+    def read_line(self, words: Sequence[str]) -> LineTask | None:
+        """Return the task of a command that submits a job to another tool. Raises ValueError for
+        what a job here lacks.
         """
 
     def read_pool(self, text: str, *, file: str, project: str) -> "NodePool | None":

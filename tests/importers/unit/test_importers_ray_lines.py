@@ -7,9 +7,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from cavvy.capabilities.importers.ray_lines import read_ray_line
 from cavvy.cli.main import cli
-from cavvy.cli.task.ray_lines import read_ray_line
-from cavvy.cli.view.failure import CommandFailure
 
 START = ("ray", "job", "submit")
 
@@ -18,9 +17,15 @@ def test_other_commands_are_left_as_they_are() -> None:
     assert read_ray_line(["ray", "start", "--head"]) is None
     assert read_ray_line(["python", "ray", "job", "submit"]) is None
     # a cluster of Ray somewhere else gets its job
-    for address in (["--address", "http://head:8265"], ["--address=ray://head:10001"]):
+    for address in (
+        ["--address", "http://head:8265"],
+        ["--address=ray://head:10001"],
+        ["--address=http://localhost-gw.example.org"],
+    ):
         assert read_ray_line([*START, *address, "--", "python", "x.py"]) is None
     assert read_ray_line([*START, "--", "python", "x.py", "--address", "head"]) is not None
+    for address in ("localhost:8265", "http://[::1]:8265"):
+        assert read_ray_line([*START, "--address", address, "--", "python", "x.py"]) is not None
 
 
 def test_what_a_line_says_of_its_job() -> None:
@@ -34,16 +39,15 @@ def test_what_a_line_says_of_its_job() -> None:
         )
     )
     assert found is not None
-    keys, notes = found
-    assert keys == {
+    assert found.command == ("python", "x.py", "--lr", "0 1")
+    assert found.keys == {
         "name": "run-1",
-        "run": "python x.py --lr '0 1'",
         "resources": {"gpu": "any:2", "cpu": "4", "memory": "3072MB"},
         "workdir": "./src",
         "env": {"A": "1"},
         "setup": {"run": "python3 -m pip install 'six>1'", "uses": []},
     }
-    assert notes == ["--address is of a cluster of Ray"]
+    assert found.notes == ("--address is of a cluster of Ray",)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,7 @@ def test_what_a_line_says_of_its_job() -> None:
     ],
 )
 def test_what_a_job_lacks_is_refused(words: list[str], said: str) -> None:
-    with pytest.raises(CommandFailure, match=said):
+    with pytest.raises(ValueError, match=said):
         read_ray_line([*START, *words])
 
 

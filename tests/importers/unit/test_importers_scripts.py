@@ -278,6 +278,8 @@ def test_files_of_a_setup_are_sent_with_the_folder(
         ("ray job submit \\\n  --no-wait -- python a.py\n", "starts none"),
         ("ray start --head\nray job submit -- python a.py\n", ""),
         ("ray job submit --address=http://cluster:8265 -- python a.py\n", ""),
+        ("ray job submit --address=http://localhost-gw.example.org -- python a.py\n", ""),
+        ("ray job submit --address='http://localhost' -- python a.py\n", "starts none"),
     ],
 )
 def test_what_only_batch_scripts_have_is_said(tmp_path: Path, text: str, said: str) -> None:

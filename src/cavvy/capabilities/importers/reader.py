@@ -22,7 +22,7 @@ from cavvy.domain.values import replace
 from cavvy.spec.problems import ProblemNotes, SourceMark, SpecError, SpecProblem
 from cavvy.spec.translation import KeptKey, Translation
 from cavvy.spec.tree import MAX_CHARACTERS, ScalarNode, compose_all
-from cavvy.task_files.foreign import ScriptTask, Substitute, TaskSource, find_tool
+from cavvy.task_files.foreign import LineTask, ScriptTask, Substitute, TaskSource, find_tool
 
 if TYPE_CHECKING:
     from cavvy.domain.node_pools import NodePool
@@ -139,6 +139,12 @@ class ForeignReader:
         if not scripts.is_script(path, text):
             return None
         return scripts.read_script(path, text, arguments, here, processes=processes)
+
+    def read_line(self, words: Sequence[str]) -> LineTask | None:
+        """Return the task of a line of `ray job submit`, or None for another command."""
+        from cavvy.capabilities.importers.ray_lines import read_ray_line
+
+        return read_ray_line(words)
 
     def read_pool(self, text: str, *, file: str, project: str) -> "NodePool | None":
         """Return the pool of a file of `sky jobs pool apply`, or of a fleet of dstack."""

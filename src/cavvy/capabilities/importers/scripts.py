@@ -18,6 +18,7 @@ from cavvy.capabilities.importers.dependency_files import FileSetup, find_file_s
 from cavvy.capabilities.importers.mlflow_projects import NAME as PROJECT
 from cavvy.capabilities.importers.mlflow_projects import read_project
 from cavvy.capabilities.importers.notebooks import SUFFIX, read_notebook, read_notebook_text
+from cavvy.capabilities.importers.ray_lines import is_here
 from cavvy.capabilities.importers.script_names import list_missing
 from cavvy.task_files.foreign import ScriptTask
 
@@ -161,7 +162,7 @@ def _list_unread(text: str) -> list[str]:
             "of Slurm"
         )
     submits = _RAY_SUBMIT.search(text)
-    if submits and "ray start" not in text and _is_here(submits[1]):
+    if submits and "ray start" not in text and _submits_here(submits[1]):
         notes.append(
             "the script submits a job to a cluster of Ray on its own machine, and starts none: "
             "`cavvy run -- ray job submit … -- COMMAND` runs such a line as a job"
@@ -169,10 +170,10 @@ def _list_unread(text: str) -> list[str]:
     return notes
 
 
-def _is_here(words: str) -> bool:
+def _submits_here(words: str) -> bool:
     """Return whether words of `ray job submit` name no cluster, or one on the same machine."""
-    found = re.search(r"--address[= ]+[\"']?(\S+)", words)
-    return found is None or "127.0.0.1" in found[1] or "localhost" in found[1]
+    found = re.search(r"--address[= ]+[\"']?([^\s\"']+)", words)
+    return found is None or is_here(found[1])
 
 
 def _looks_like_yaml(path: Path) -> bool:

@@ -421,17 +421,19 @@ def _settle_uses(
 
 
 def _read_command(words: list[str], line: str, overrides: dict[str, Any]) -> Mapping[str, Any]:
-    """Return the keys of the task of a command, which a line of Ray may describe."""
-    from cavvy.cli.task.ray_lines import read_ray_line
+    """Return the keys of the task of a command, which may be a line of another tool."""
+    from cavvy.task_files import load_line
 
-    found = read_ray_line(words)
+    try:
+        found = load_line(words)
+    except ValueError as error:
+        raise CommandFailure(str(error), exit_code=2) from None
     if found is None:
         return {"run": line}
-    keys, notes = found
-    for note in notes:
+    for note in found.notes:
         note_out(note)
-    run = _join_words(shlex.split(keys["run"]), overrides)
-    return _settle_uses({**keys, "run": run}, overrides, ".")
+    run = _join_words(list(found.command), overrides)
+    return _settle_uses({**found.keys, "run": run}, overrides, ".")
 
 
 def _join_words(words: list[str], overrides: dict[str, Any]) -> str:

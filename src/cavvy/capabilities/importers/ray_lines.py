@@ -8,9 +8,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
+from urllib.parse import urlsplit
 
-from cavvy.cli.view.failure import CommandFailure
+from cavvy.domain.targets import is_loopback_name
 from cavvy.spec.problems import slug
+from cavvy.task_files.foreign import LineTask
 
 _START = ("ray", "job", "submit")
 _SWITCHES = ("no-wait", "verify")
@@ -22,24 +24,23 @@ _READ = (
 )
 
 
-def read_ray_line(words: Sequence[str]) -> tuple[dict[str, Any], list[str]] | None:
-    """Return the keys of the job that a line submits, and notes, or None for another command, also
-    one that submits to a cluster of Ray on another machine. Raises CommandFailure for what a job
-    here lacks.
+def read_ray_line(words: Sequence[str]) -> LineTask | None:
+    """Return the task of the job that a line submits, or None for another command, also one that
+    submits to a cluster of Ray on another machine. Raises ValueError for what a job here lacks.
     """
     if tuple(words[:3]) != _START or _submits_elsewhere(words[3:]):
         return None
     options, command = _split(words[3:])
     notes = [f"--{name} is of a cluster of Ray" for name in options if name in _UNUSED]
     name = options.get("submission-id") or options.get("job-id") or PurePath(command[0]).name
-    keys: dict[str, Any] = {"name": slug(name) or "ray", "run": shlex.join(command)}
+    keys: dict[str, Any] = {"name": slug(name) or "ray"}
     needs: dict[str, Any] = {}
     for name, key, unit in (
         ("entrypoint-num-gpus", "gpu", "any:{}"),
         ("entrypoint-num-cpus", "cpu", "{}"),
     ):
-        if (count := options.get(name)) and _read_number(name, count):
-            needs[key] = unit.format(_read_number(name, count))
+        if (text := options.get(name)) and (count := _read_number(name, text)):
+            needs[key] = unit.format(count)
     if memory := options.get("entrypoint-memory"):
         needs["memory"] = f"{-(-_read_number('entrypoint-memory', memory) // (1 << 20))}MB"
     if needs:
@@ -47,7 +48,16 @@ def read_ray_line(words: Sequence[str]) -> tuple[dict[str, Any], list[str]] | No
     if folder := options.get("working-dir"):
         keys["workdir"] = _check_folder("--working-dir", folder)
     _add_environment(keys, options.get("runtime-env-json", ""))
-    return keys, notes
+    return LineTask(command=tuple(command), keys=keys, notes=tuple(notes))
+
+
+def is_here(address: str) -> bool:
+    """Return whether the address of a cluster names this machine."""
+    try:
+        host = urlsplit(address if "://" in address else f"//{address}").hostname
+    except ValueError:
+        return False
+    return is_loopback_name(host or "")
 
 
 def _submits_elsewhere(words: Sequence[str]) -> bool:
@@ -56,7 +66,7 @@ def _submits_elsewhere(words: Sequence[str]) -> bool:
         name, given, value = word.partition("=")
         if name == "--address":
             address = value if given else "".join(own[at + 1 : at + 2])
-            return "127.0.0.1" not in address and "localhost" not in address
+            return not is_here(address)
     return False
 
 
@@ -64,11 +74,11 @@ def _check_folder(option: str, folder: object) -> str:
     if isinstance(folder, str) and "://" not in folder:
         return folder
     hint = "a job's `workdir` is a folder of this machine; name files of a bucket as `inputs`"
-    raise CommandFailure(f"{option} {folder}", hint, exit_code=2)
+    raise ValueError(f"{option} {folder}: {hint}")
 
 
 def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the options of a line, and its command. Raises CommandFailure."""
+    """Return the options of a line, and its command. Raises ValueError."""
     options, left = dict[str, str](), list(words)
     while left and left[0].startswith("--") and left[0] != "--":
         name, given, value = left.pop(0)[2:].partition("=")
@@ -76,12 +86,12 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             value = left.pop(0) if left else ""
         if name not in (*_READ, *_UNUSED, *_SWITCHES):
             hint = "delete it, or write a Cavvy file"
-            raise CommandFailure(f"ray job submit --{name} is not read", hint, exit_code=2)
+            raise ValueError(f"ray job submit --{name} is not read; {hint}")
         options[name] = value
     command = left[1:] if left and left[0] == "--" else left
     if not command:
-        hint = "`cavvy run -- ray job submit -- python train.py`"
-        raise CommandFailure("the line of ray job submit has no command", hint, exit_code=2)
+        hint = "write, for example, `cavvy run -- ray job submit -- python train.py`"
+        raise ValueError(f"the line of ray job submit has no command; {hint}")
     return options, command
 
 
@@ -91,13 +101,12 @@ def _read_number(name: str, text: str) -> int:
     except ValueError:
         number = -1.0
     if not number >= 0 or number % 1:  # nan is not, and inf % 1 is nan
-        hint = "a job gets whole ones"
-        raise CommandFailure(f"ray job submit --{name} {text}", hint, exit_code=2)
+        raise ValueError(f"ray job submit --{name} {text}: a job gets whole ones")
     return int(number)
 
 
 def _add_environment(keys: dict[str, Any], text: str) -> None:
-    """Add what a runtime environment of Ray says. Raises CommandFailure."""
+    """Add what a runtime environment of Ray says. Raises ValueError."""
     if not text:
         return
     try:
@@ -105,7 +114,7 @@ def _add_environment(keys: dict[str, Any], text: str) -> None:
     except ValueError:
         found = None
     if not isinstance(found, Mapping):
-        raise CommandFailure("--runtime-env-json is no table of JSON", exit_code=2)
+        raise ValueError("--runtime-env-json is no table of JSON")
     for key, value in found.items():
         if key == "env_vars" and isinstance(value, Mapping):
             keys["env"] = {str(name): str(each) for name, each in value.items()}
@@ -115,5 +124,4 @@ def _add_environment(keys: dict[str, Any], text: str) -> None:
             keys["setup"] = {"run": f"python3 -m pip install {shlex.join(value)}", "uses": []}
         else:
             hint = "write a Cavvy file with `setup`, `image` or `inputs`"
-            message = f"{key} of --runtime-env-json is not read"
-            raise CommandFailure(message, hint, exit_code=2)
+            raise ValueError(f"{key} of --runtime-env-json is not read; {hint}")
