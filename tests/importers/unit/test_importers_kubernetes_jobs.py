@@ -188,7 +188,7 @@ def test_a_pytorch_job_is_a_gang() -> None:
             make_job(make_pod(container={"resources": {"limits": {"nvidia.com/gpu": -1}}})),
             "is no quantity",
         ),
-        (make_job(make_pod(container={"env": [{"name": "A;B", "value": "1"}]})), "'A;B'"),
+        (make_job(make_pod(container={"env": [{"name": "A;B", "value": "1"}]})), "env.A;B"),
         (make_job(make_pod(container={"env": [{"name": "A", "value": "\0"}]})), "NUL byte"),
         (make_pytorch(10**12), "nodes"),
         (make_job(parallelism=4), "a queue of work"),
