@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from cavvy.capabilities.edge.nouns import ModelReport
 from cavvy.capabilities.edge.on_device import documents
 from cavvy.capabilities.edge.on_device.documents import (
     CheckedIn,
@@ -28,6 +29,13 @@ ALL = [
     for each in vars(documents).values()
     if isinstance(each, type) and dataclasses.is_dataclass(each)
 ]
+
+
+def test_the_server_keeps_each_figure_that_a_device_tells_of_a_model() -> None:
+    """The server takes over what both call by one name."""
+    told = {each.name for each in dataclasses.fields(ModelTold)}
+    assert told
+    assert told <= set(ModelReport.__struct_fields__)
 
 
 def test_a_report_arrives_as_it_was_made() -> None:

@@ -18,7 +18,8 @@ IN_STEP = (
     "SLURM_NTASKS SLURM_STEP_ID SLURM_STEP_NUM_NODES SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE "
     "SLURM_NODEID SLURM_PROCID SLURM_LOCALID SLURM_GTIDS SLURM_NNODES SLURM_CPUS_ON_NODE"
 )
-# Each script, which writes what it has seen into its standard output.
+# Each script, which writes what it has seen into its standard output. In "codes", the task that
+# fails sleeps first: a real `srun -K` does not end tasks that have not begun yet.
 SCRIPTS = {
     "variables": f"""\
 #SBATCH -J vars -N 2 --ntasks-per-node=1 -t 10 --mem=500

@@ -63,6 +63,7 @@ def test_environments(folder: Path) -> None:
     assert any("Python 3.10" in each for each in notes)
     keys, notes = read(folder, text=own + "conda_env: conda.yaml\n")
     assert "needs conda" in keys["setup"]["run"]
+    assert "env create" in keys["setup"]["run"]
     assert keys["setup"]["uses"] == ["conda.yaml"]
     assert keys["run"].endswith("/activate\necho hi")
     assert any("conda" in each for each in notes)

@@ -9,13 +9,13 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from cavvy.agent.work import confine
 from cavvy.capabilities.models import conversion
-from cavvy.capabilities.models.version_files import _copy
+from cavvy.capabilities.models.version_files import VersionFiles, copy_source
 from cavvy.cli.view.failure import CommandFailure
 
 
@@ -182,13 +182,14 @@ def test_figures_of_a_hostile_model_are_refused(said: str) -> None:
 
 
 def test_a_published_folder_does_not_follow_links_out_of_it(tmp_path: Path) -> None:
+    no_client = cast(Any, None)  # only a job's checkpoint is read from a server
     source = tmp_path / "model"
     source.mkdir()
     (tmp_path / "id_ed25519").write_text("key")
     (source / "weights").write_text("w")
     (source / "inside").symlink_to("weights")
-    _copy(source, tmp_path / "good")
+    copy_source(no_client, "p", VersionFiles(source), tmp_path / "good")
     (source / "deep").mkdir()
     (source / "deep" / "data").symlink_to("../../id_ed25519")
     with pytest.raises(CommandFailure, match="leads out of the folder"):
-        _copy(source, tmp_path / "bad")
+        copy_source(no_client, "p", VersionFiles(source), tmp_path / "bad")
