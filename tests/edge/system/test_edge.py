@@ -381,7 +381,9 @@ def test_uncertain_requests_come_back_once_and_the_cloud_answers_what_a_device_c
         assert len({(each.device, each.number) for each in kept}) == len(kept)
         hidden = list_samples(client, "default", "digits")
         assert not hidden.samples
-        assert hidden.left_out == len(kept)
+        later = list_samples(client, "default", "digits", residency="eu").samples
+        # more may have come in the meantime
+        assert 0 < len(kept) <= hidden.left_out <= len(later)
 
 
 class SteadyCallers:
