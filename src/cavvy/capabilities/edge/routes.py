@@ -376,20 +376,14 @@ async def deploy(
             edge.registry, now, project, packed, by, app_state.sealer, blobs, wheels
         )
         number = made.number
-    rollout = Rollout(
+    rollout = view(
+        Rollout,
+        ask,
         project=project,
         name=f"{ask.model}-0",
-        model=ask.model,
         to=number,
-        site=ask.site,
-        labels=ask.labels,
         waves=tuple(ask.waves) or WAVES,
         wave_at=now,
-        soak_s=ask.soak_s,
-        mib_per_s=ask.mib_per_s,
-        window=ask.window,
-        collect_below=ask.collect_below,
-        alpha=ask.alpha,
         made_by=name_user(request, ask.made_by),
         created_at=now,
     )
@@ -545,16 +539,14 @@ async def check_in(request: Request, app_state: AppState) -> Response:
 
 
 def _read_report(app_state: AppState, asked: CheckIn, now: datetime) -> DeviceReport:
-    return DeviceReport(
+    return view(
+        DeviceReport,
+        asked,
         at=now,
         models=tuple(_read_model(each) for each in asked.models),
-        free_mib=asked.free_mib,
         skew_s=asked.clock - now.timestamp() if asked.clock else 0.0,
-        waiting=asked.waiting,
         agent=asked.agent[:40],
         share=asked.share if _is_for_peers(app_state, asked.share) else "",
-        up_s=asked.up_s,
-        settings=asked.settings,
         settings_problem=asked.settings_problem[:_MOST_PROBLEM],
     )
 
@@ -807,13 +799,13 @@ def _is_signed(key: str, proof: Proof) -> bool:
 
 
 def _read_model(told: ModelTold) -> ModelReport:
-    """A field that both have under one name is taken over."""
-    changed: dict[str, Any] = {
-        "problem": told.problem[:_MOST_PROBLEM],
-        "sums": RevisionSums() if told.sums is None else RevisionSums(**vars(told.sums)),
-        "paths": None if told.paths is None else PathCounts(**vars(told.paths)),
-    }
-    return ModelReport(**{**vars(told), **changed})
+    return view(
+        ModelReport,
+        told,
+        problem=told.problem[:_MOST_PROBLEM],
+        sums=RevisionSums() if told.sums is None else RevisionSums(**vars(told.sums)),
+        paths=None if told.paths is None else PathCounts(**vars(told.paths)),
+    )
 
 
 def _read_values(ask: wire.SettingsAsk) -> tuple[dict[str, float | str], dict[str, str]]:

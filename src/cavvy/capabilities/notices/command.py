@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from cavvy.capabilities.notices.events import explain_events, list_events
 from cavvy.cli.reach.session import call_server, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup, NameArgument
@@ -29,19 +30,21 @@ _target_argument = click.argument(
 )
 
 
-@click.group("notify", cls=CommandGroup)
-def command() -> None:
-    """Send messages about events of jobs and budgets to Slack, Teams, mail, PagerDuty or a webhook.
+@click.group(
+    "notify",
+    cls=CommandGroup,
+    help=f"""Send messages about events of jobs and budgets to Slack, Teams, mail, PagerDuty or a
+    webhook.
 
-    The events are done, failed, preempted, stuck (a job makes no progress) and budget (a share of a
-    budget is spent, or its own budget stops a job). Each message is sent at least once: a failed
-    message is sent again for about 15 hours, also by a restarted server.
-    """
+    The events are {explain_events()}. Each message is sent at least once: a failed message is sent
+    again for about 15 hours, also by a restarted server.
+    """,
+)
+def command() -> None:
+    pass
 
 
 def _read_events(ctx: click.Context, param: click.Parameter, value: str) -> list[str]:
-    from cavvy.capabilities.notices.events import list_events
-
     known, names = list_events(), [each.strip() for each in value.split(",") if each.strip()]
     if wrong := [each for each in names if each not in known]:
         raise click.BadParameter(f"{wrong[0]!r} is no event; expected {', '.join(known)}")

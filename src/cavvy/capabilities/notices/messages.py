@@ -6,14 +6,15 @@ host than the default; for e-mail, smtp://USER:PASSWORD@HOST:PORT/TO,TO?from=ADD
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from email.message import EmailMessage
 from email.utils import format_datetime
 from typing import assert_never
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from cavvy.capabilities.notices.notice import Notice, NoticeChannel, NoticeEvent
+from cavvy.capabilities.notices.events import find_severity
+from cavvy.capabilities.notices.notice import Notice, NoticeChannel
 from cavvy.domain.targets import is_web_address
 from cavvy.domain.values import Struct
 
@@ -29,10 +30,6 @@ _KEY = re.compile(r"[A-Za-z0-9]{32}")
 _MOST_SUMMARY = 1024
 _PORTS = {"smtp": 587, "smtps": 465}  # RFC 6409 and RFC 8314
 _MAIL = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9.-]{1,255}")
-_SEVERITY: Mapping[str, str] = {
-    NoticeEvent.DONE: "info",
-    NoticeEvent.PREEMPTED: "warning",
-}  # of the others: error
 
 
 class WrongAddress(ValueError):
@@ -165,7 +162,7 @@ def _make_alert(address: str, notice: Notice) -> HttpNotice:
         "payload": {
             "summary": describe(notice)[:_MOST_SUMMARY],
             "source": "cavvy",
-            "severity": _SEVERITY.get(notice.event, "error"),
+            "severity": find_severity(notice.event),
             "timestamp": notice.at.isoformat(),
             "component": notice.job,
             "group": notice.project,

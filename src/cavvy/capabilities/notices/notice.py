@@ -7,13 +7,13 @@ from cavvy.domain.values import Struct
 
 
 class NoticeEvent(StrEnum):
-    """The events that people can be notified of."""
+    """The events that people can be notified of; `events.KINDS` says what causes them."""
 
     DONE = "done"
     FAILED = "failed"
     PREEMPTED = "preempted"
-    STUCK = "stuck"  # a job makes no progress
-    BUDGET = "budget"  # a share of a budget is spent, or a job's own budget stops it
+    STUCK = "stuck"
+    BUDGET = "budget"
 
 
 class NoticeChannel(StrEnum):

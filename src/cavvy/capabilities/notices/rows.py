@@ -7,24 +7,17 @@ accepted it. So a server that is killed loses none, but may send a notice twice.
 from collections.abc import Sequence
 from datetime import datetime
 
+from cavvy.capabilities.notices.events import KINDS
 from cavvy.capabilities.notices.notice import Notice, NoticeEvent, NoticeTarget
 from cavvy.domain.events import Announcement, Event
 from cavvy.domain.figures import StepValues
-from cavvy.domain.jobs import AttemptOutcome, JobPhase, StopCause
 from cavvy.store.announcements import Happened
 from cavvy.store.base import RowNotFound
 from cavvy.store.documents import to_micros
 from cavvy.store.drivers import DatabaseSession, RunTransaction
 from cavvy.store.rows import RowCodec
 
-# Events of jobs, by kind and fact, and the notices that they cause; a fact of None means each fact.
-_CAUSES: dict[tuple[str, str | None], NoticeEvent] = {
-    (JobPhase.DONE, None): NoticeEvent.DONE,
-    (JobPhase.FAILED, None): NoticeEvent.FAILED,
-    (AttemptOutcome.PREEMPTED, None): NoticeEvent.PREEMPTED,
-    ("stuck", None): NoticeEvent.STUCK,
-    ("limit", StopCause.BUDGET): NoticeEvent.BUDGET,
-}
+_CAUSES = {cause: event for event, kind in KINDS.items() for cause in kind.causes}
 _MOST_TEXT = 1000  # characters of an event's text, which can quote a node
 _TARGETS = RowCodec(
     NoticeTarget, "notice_targets", columns={"user": "user_name"}, key=("project", "name")

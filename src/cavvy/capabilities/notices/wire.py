@@ -15,8 +15,8 @@ _TEST_S = 70  # maximum seconds until a slow receiver has answered
 
 class NoticeAsk(Ask, frozen=True, kw_only=True):
     """Where to send notices. `channel` is slack, teams, email, pagerduty or webhook. `events` are
-    done, failed, preempted, stuck, budget and those that capabilities add. If `user` is not empty,
-    only notices about jobs and budgets of this user are sent.
+    names of events, such as failed, or of those that capabilities add. If `user` is not empty, only
+    notices about jobs and budgets of this user are sent.
     """
 
     channel: str
