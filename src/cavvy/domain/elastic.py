@@ -90,7 +90,7 @@ class HoldCause(StrEnum):
     NO_ROOM = "no-room"  # the nodes are there, but not free
     WAITING = "waiting"  # another job waits for the free nodes
     RESTS = "rests"  # it has not run long enough since its last start
-    NO_GAIN = "no-gain"  # it would not end sooner, its restart included
+    NO_GAIN = "no-gain"  # more nodes would win too little for what they and its restart cost
 
 
 class SizeHold(Struct, frozen=True, kw_only=True):
@@ -131,7 +131,7 @@ class SizeHold(Struct, frozen=True, kw_only=True):
                 at = "" if self.until is None else f" before {self.until:%H:%M:%S} UTC"
                 return f"it will not have run long enough since its last start{at}"
             case HoldCause.NO_GAIN:
-                return "it would not end sooner, since its restart takes time, too"
+                return "more nodes would win too little for what they and its restart cost"
             case unreachable:
                 assert_never(unreachable)
 

@@ -9,8 +9,10 @@ from tests.sim.scenario_checks import check_all, tell
 from cavvy.domain.accounts import Project
 from cavvy.domain.elastic import HoldCause, NodeRange
 from cavvy.domain.jobs import JobPhase
+from cavvy.domain.offers import Offer
 from cavvy.domain.policies import BoundPolicy, ProjectPolicy
 from cavvy.domain.tasks import CheckpointPolicy, TaskSpec
+from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.fake.script import CloudScript
 from cavvy.sim.harness import play
@@ -28,8 +30,8 @@ ELASTIC = TaskSpec(
 RIGID = TaskSpec(name="rigid", run="x", nodes=6, env={"FAKE_RUN_S": "1200"})
 
 
-def run(*submissions: SimSubmission, **more: object) -> ScenarioResult:
-    script = CloudScript(offers=(EIGHT,))
+def run(*submissions: SimSubmission, offer: Offer = EIGHT, **more: object) -> ScenarioResult:
+    script = CloudScript(offers=(offer,))
     ending = play(SimScenario(submissions=submissions, script=script, **more))  # type: ignore[arg-type]
     check_all(ending)
     return ending
@@ -188,9 +190,11 @@ def test_a_job_that_is_nearly_done_says_that_growth_does_not_pay() -> None:
 def test_a_job_is_not_told_that_growth_does_not_pay_if_only_another_one_gets_the_node() -> None:
     """While the first of three jobs ends to grow, one node is free, which one of the two others
     would get."""
-    elastic = [replace(ELASTIC, name=name, elastic=NodeRange(least=2, most=3)) for name in "abc"]
-    rigid = [replace(RIGID, nodes=1, env={"FAKE_RUN_S": each}) for each in ("1200", "20000")]
-    traces = run(*(SimSubmission(task=each) for each in (*rigid, *elastic))).traces
+    one = replace(ELASTIC, nodes=1, elastic=NodeRange(least=1, most=2))
+    elastic = [replace(one, name=name) for name in "abc"]
+    rigid = [replace(RIGID, nodes=1), replace(RIGID, nodes=4, env={"FAKE_RUN_S": "20000"})]
+    free = replace(EIGHT, rate=HourlyRate(0))
+    traces = run(*(SimSubmission(task=each) for each in (*rigid, *elastic)), offer=free).traces
     assert any(texts(trace, "resize") for trace in traces)
     half_hour = timedelta(minutes=30)  # later, jobs are nearly done
     for trace in traces:
