@@ -79,6 +79,8 @@ def main(words: list[str]) -> int:
 
 
 def tell(text: str) -> None:
+    with suppress(OSError):  # what was printed before stands before it in a common file
+        sys.stdout.flush()
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
