@@ -308,14 +308,15 @@ def play_day(plan: DayPlan) -> tuple[Day, Findings]:
         day = Day(plan)
         counts = _CountWarnings(day.result.warnings)
         logger.addHandler(counts)
+        logger.propagate = False  # they are counted and not shown
         try:
             await day.play()
         finally:
+            logger.propagate = True
             logger.removeHandler(counts)
         return day
 
     logger = logging.getLogger("cavvy")
-    logger.propagate = False
     day = run_virtual(play())
     return day, check_books(day.store, day.clouds, day.result.accepted)
 

@@ -1,6 +1,7 @@
 """`benchmarks/big_day.py`: a small day with all its faults, whose books the benchmark checks."""
 
 import importlib
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -58,6 +59,11 @@ def played() -> Iterator[Played]:
             asked = Asked(hook)
             day, found = program.play_day(plan)
         yield Played(program, plan, day, found, asked)
+
+
+def test_a_day_leaves_the_log_as_it_was(played: Played) -> None:
+    assert logging.getLogger("cavvy").propagate
+    assert not logging.getLogger("cavvy").handlers
 
 
 def test_a_small_day_loses_nothing_and_false_books_are_noticed(
