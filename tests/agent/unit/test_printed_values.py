@@ -335,7 +335,7 @@ LOGS: dict[str, tuple[str, list[tuple[float | None, dict[str, float]]]]] = {
     ),
     "fast": (
         "Epoch: 001/010 | Batch 0000/0938 | Cost: 2.3041 | Loss: 2.30\n",
-        [(938.0, {"loss": 2.3})],
+        [(938.0, {"cost": 2.3041, "loss": 2.3})],
     ),
     "percent": (
         "Epoch 5 | Train Acc: 93.21% | Test Acc: 90.1%\n",
@@ -403,6 +403,302 @@ LOGS: dict[str, tuple[str, list[tuple[float | None, dict[str, float]]]]] = {
             (None, {"eval_loss": 0.3, "eval_accuracy": 0.9}),
             (None, {"final_test_accuracy": 0.93}),
             (7.0, {"best_val_loss": 0.1}),
+        ],
+    ),
+    "keras_gan": (
+        "12 [D loss: 0.512300, acc.: 51.20%] [G loss: 0.912300]\n"
+        "13 [D loss: 0.51, acc.: 52.20%] [G loss: 0.91]\n",
+        [
+            (12.0, {"d_loss": 0.5123, "acc": 51.2, "g_loss": 0.9123}),
+            (13.0, {"d_loss": 0.51, "acc": 52.2, "g_loss": 0.91}),
+        ],
+    ),
+    "macro_f1": (
+        "[epoch 3] train loss=0.4123  val macro-F1=0.9100  (1.2 min)\n",
+        [(3.0, {"train_loss": 0.4123, "val_macro-f1": 0.91})],
+    ),
+    "nanochat": (
+        "step 00010/21400 (0.05%) | loss: 10.123456 | lrm: 1.00 | dt: 1234.56ms | tok/sec: 424,123 | mfu: 48.10 | total time: 1.20m\n"
+        "step 00011/21400 (0.05%) | loss: 10.12 | lrm: 1.00 | dt: 1235.56ms | tok/sec: 424,124 | mfu: 48.11 | total time: 1.21m\n"
+        "Step 00250 | Validation bpb: 1.2345\n",
+        [
+            (10.0, {"loss": 10.123456, "mfu": 48.1}),
+            (11.0, {"loss": 10.12, "tok/sec": 424124.0, "mfu": 48.11}),
+            (250.0, {"validation_bpb": 1.2345}),
+        ],
+    ),
+    "rainbow": (
+        "Episode 50 | Steps: 1247 | Score: 145.0 | Total Steps: 62350 | Mean(100): 132.4 | Eval: 156.3\n"
+        "Episode 100 | Steps: 1198 | Score: 180.0 | Total Steps: 125400 | Mean(100): 144.3 | Eval: 178.2\n",
+        [
+            (50.0, {"score": 145.0}),
+            (
+                100.0,
+                {
+                    "steps": 1198.0,
+                    "score": 180.0,
+                    "total_steps": 125400.0,
+                    "mean": 144.3,
+                    "eval": 178.2,
+                },
+            ),
+        ],
+    ),
+    "episode_blocks": (
+        "=====\n"
+        "Episode 10/1000 (1.0% complete)\n"
+        "=====\n"
+        "  Game Score:         0 - 21  (Agent - Opponent)\n"
+        "  Episode Length:      978 steps\n"
+        "  Environment Reward:  -21.0\n"
+        "  Total Reward:       -18.66\n"
+        "  Avg Reward (10):    -18.45\n"
+        "  Loss:              0.3452\n",
+        [
+            (10.0, {"environment_reward": -21.0}),
+            (10.0, {"total_reward": -18.66}),
+            (10.0, {"avg_reward": -18.45}),
+            (10.0, {"loss": 0.3452}),
+        ],
+    ),
+    "spinning_up": (
+        "---------------------------------------\n"
+        "|             Epoch |               3 |\n"
+        "|      AverageEpRet |            23.5 |\n"
+        "|          StdEpRet |            10.1 |\n"
+        "|             EpLen |            23.5 |\n"
+        "|             LossPi |         -0.0123 |\n"
+        "|              Time |            12.3 |\n"
+        "---------------------------------------\n",
+        [
+            (
+                3.0,
+                {
+                    "AverageEpRet": 23.5,
+                    "StdEpRet": 10.1,
+                    "EpLen": 23.5,
+                    "LossPi": -0.0123,
+                    "Time": 12.3,
+                },
+            )
+        ],
+    ),
+    "kohya_ascii_bar": (
+        "steps:  12%|#1        | 192/1600 [02:11<16:01,  1.46it/s, avr_loss=0.0912]\r",
+        [(192.0, {"avr_loss": 0.0912})],
+    ),
+    "mlx_lm": (
+        "Iter 1: Val loss 2.456, Val took 12.3s\n"
+        "Iter 10: Train loss 2.345, Learning Rate 1.000e-05, It/sec 1.234, Tokens/sec 567.890, Trained Tokens 4567, Peak mem 12.345 GB\n",
+        [(1.0, {"val_loss": 2.456}), (10.0, {"train_loss": 2.345, "learning_rate": 1e-05})],
+    ),
+    "maxtext": (
+        "completed step: 10, seconds: 1.234, TFLOP/s/device: 123.400, Tokens/s/device: 1234.500, total_weights: 8192, loss: 9.876\n"
+        "completed step: 11, seconds: 1.235, TFLOP/s/device: 123.410, Tokens/s/device: 1234.600, total_weights: 8192, loss: 9.871\n",
+        [
+            (10.0, {"loss": 9.876}),
+            (
+                11.0,
+                {
+                    "seconds": 1.235,
+                    "tflop/s/device": 123.41,
+                    "tokens/s/device": 1234.6,
+                    "loss": 9.871,
+                },
+            ),
+        ],
+    ),
+    "caffe": (
+        "I0829 10:00:00.123456  1234 solver.cpp:228] Iteration 100, loss = 0.41\n"
+        "I0829 10:00:00.123456  1234 solver.cpp:244]     Train net output #0: loss = 0.41 (* 1 = 0.41 loss)\n"
+        "I0829 10:00:00.123456  1234 sgd_solver.cpp:106] Iteration 100, lr = 0.01\n"
+        "I0829 10:00:00.123456  1234 solver.cpp:404]     Test net output #0: accuracy = 0.9123\n",
+        [
+            (100.0, {"loss": 0.41}),
+            (100.0, {"loss": 0.41}),
+            (100.0, {"lr": 0.01}),
+            (100.0, {"test_accuracy": 0.9123}),
+        ],
+    ),
+    "pytorch_cifar": (
+        " [=======>.......]  Step: 21ms | Tot: 1s234ms | Loss: 1.234 | Acc: 51.234% (1234/2408) 20/391 \r",
+        [(20.0, {"loss": 1.234, "acc": 51.234})],
+    ),
+    "cyclegan": (
+        "(epoch: 1, iters: 100, time: 0.123, data: 0.456) D_A: 0.312 G_A: 0.512 cycle_A: 1.234 idt_A: 0.512 D_B: 0.212\n"
+        "(epoch: 1, iters: 200, time: 0.123, data: 0.456) D_A: 0.313 G_A: 0.513 cycle_A: 1.235 idt_A: 0.513 D_B: 0.213\n",
+        [(200.0, {"d_a": 0.313, "g_a": 0.513, "cycle_a": 1.235, "idt_a": 0.513, "d_b": 0.213})],
+    ),
+    "rich_table": (
+        "┃ Epoch ┃ Train Loss ┃ Val Loss ┃\n"
+        "│ 1     │ 0.41       │ 0.43     │\n"
+        "│ 2     │ 0.31       │ 0.33     │\n",
+        [
+            (1.0, {"train_loss": 0.41, "val_loss": 0.43}),
+            (2.0, {"train_loss": 0.31, "val_loss": 0.33}),
+        ],
+    ),
+    "lightning_test_table": (
+        "┏━━━━━━━━━━━━━━━┳━━━━━━━━━━━━━━┓\n"
+        "┃  Test metric  ┃ DataLoader 0 ┃\n"
+        "┡━━━━━━━━━━━━━━━╇━━━━━━━━━━━━━━┩\n"
+        "│   test_acc    │    0.9123    │\n"
+        "│   test_loss   │    0.3123    │\n"
+        "└───────────────┴──────────────┘\n",
+        [(None, {"test_acc": 0.9123, "test_loss": 0.3123})],
+    ),
+    "marian": (
+        "[2026-11-30 10:00:00] Ep. 1 : Up. 1000 : Sen. 64,000 : Cost 7.12345678 * 1,234,567 @ 12,345 after 1,234,567 : Time 123.45s : 12345.67 words/s : gNorm 0.5\n",
+        [(1000.0, {"cost": 7.12345678, "gnorm": 0.5})],
+    ),
+    "rsl_rl": (
+        "################################################################################\n"
+        "                       Learning iteration 12/1500                       \n"
+        "\n"
+        "                       Computation: 12345 steps/s (collection: 0.512s, learning 0.123s)\n"
+        "               Value function loss: 0.0123\n"
+        "                    Surrogate loss: -0.0012\n"
+        "             Mean action noise std: 0.98\n"
+        "                       Mean reward: 1.23\n"
+        "               Mean episode length: 123.45\n"
+        "--------------------------------------------------------------------------------\n"
+        "                   Total timesteps: 1277952\n"
+        "                    Iteration time: 0.64s\n",
+        [
+            (12.0, {"value_function_loss": 0.0123}),
+            (12.0, {"surrogate_loss": -0.0012}),
+            (12.0, {"mean_reward": 1.23}),
+        ],
+    ),
+    "verl": (
+        "step:1 - actor/entropy:0.41 - actor/kl_loss:0.001 - actor/pg_loss:0.01 - actor/grad_norm:0.5 - critic/score/mean:0.5 - response_length/mean:210.5 - perf/throughput:1234.5\n",
+        [
+            (
+                1.0,
+                {
+                    "actor/entropy": 0.41,
+                    "actor/kl_loss": 0.001,
+                    "actor/pg_loss": 0.01,
+                    "actor/grad_norm": 0.5,
+                    "critic/score/mean": 0.5,
+                    "perf/throughput": 1234.5,
+                },
+            )
+        ],
+    ),
+    "opennmt": (
+        "[2026-11-30 10:00:00,123 INFO] Step 50/100000; acc:   9.8; ppl: 12345.6; xent: 9.4; lr: 0.00010; sents:    1234; bsz: 1234/1234/12; 12345/12345 tok/s;     12 sec;\n",
+        [(50.0, {"acc": 9.8, "ppl": 12345.6, "lr": 0.0001})],
+    ),
+    "icefall": (
+        "2022-05-01 10:00:00,123 INFO [train.py:812] (0/4) Epoch 1, batch 50, loss[loss=0.4123, simple_loss=0.8, pruned_loss=6.1, over 1234.00 frames.], tot_loss[loss=0.5, simple_loss=0.9, pruned_loss=6.2, over 12345.1 frames.], batch size: 12, lr: 3.00e-03\n",
+        [(50.0, {"loss": 0.4123, "simple_loss": 0.8, "pruned_loss": 6.1, "lr": 0.003})],
+    ),
+    "detr": (
+        "Epoch: [0]  [  10/1000]  eta: 0:12:34  lr: 0.000100  class_error: 90.12  loss: 34.1234 (36.1234)  loss_ce: 5.1000 (5.2000)  time: 0.1234  data: 0.0012  max mem: 1234\n"
+        "Averaged stats: lr: 0.000100  class_error: 80.00  loss: 30.0000 (31.0000)\n",
+        [
+            (10.0, {"lr": 0.0001, "class_error": 90.12, "loss": 34.1234, "loss_ce": 5.1}),
+            (10.0, {"lr": 0.0001, "class_error": 80.0, "loss": 30.0}),
+        ],
+    ),
+    "pytorch_geometric": (
+        "Epoch: 005, Loss: 1.9234, Train: 0.5123, Val: 0.4920, Test: 0.5010\n"
+        "Epoch: 006, Loss: 1.9134, Train: 0.5223, Val: 0.4930, Test: 0.5020\n",
+        [
+            (5.0, {"loss": 1.9234}),
+            (6.0, {"loss": 1.9134, "train": 0.5223, "val": 0.493, "test": 0.502}),
+        ],
+    ),
+    "mxnet": (
+        "INFO:root:Epoch[0] Batch [100]\tSpeed: 1234.56 samples/sec\taccuracy=0.912345\n"
+        "INFO:root:Epoch[0] Train-accuracy=0.93\n"
+        "INFO:root:Epoch[0] Time cost=12.300\n"
+        "INFO:root:Epoch[0] Validation-accuracy=0.95\n",
+        [
+            (100.0, {"speed": 1234.56, "accuracy": 0.912345}),
+            (0.0, {"train-accuracy": 0.93}),
+            (0.0, {"validation-accuracy": 0.95}),
+        ],
+    ),
+    "composer": (
+        "[epoch=1][batch=10/100]:\n"
+        "\t Train time/epoch: 0\n"
+        "\t Train loss/train/total: 7.1234\n"
+        "\t Train metrics/train/LanguagePerplexity: 123.4\n",
+        [
+            (110.0, {"train_loss/train/total": 7.1234}),
+            (110.0, {"train_metrics/train/languageperplexity": 123.4}),
+        ],
+    ),
+    "ignite": (
+        "Training Results - Epoch: 1  Avg accuracy: 0.91 Avg loss: 0.30\n"
+        "Validation Results - Epoch: 1  Avg accuracy: 0.92 Avg loss: 0.29\n"
+        "ITERATION - loss: 0.412\n",
+        [
+            (1.0, {"avg_accuracy": 0.91, "avg_loss": 0.3}),
+            (1.0, {"val_avg_accuracy": 0.92, "val_avg_loss": 0.29}),
+            (1.0, {"loss": 0.412}),
+        ],
+    ),
+    "torchtune": (
+        "1|25|Loss: 1.2345:   3%|3         | 25/808 [00:20<10:12,  1.28it/s]\r",
+        [(25.0, {"loss": 1.2345})],
+    ),
+    "skorch": (
+        "  epoch    train_loss    valid_acc    valid_loss     dur\n"
+        "-------  ------------  -----------  ------------  ------\n"
+        "      1        \x1b[36m0.6905\x1b[0m       \x1b[32m0.6150\x1b[0m        \x1b[35m0.6749\x1b[0m  0.0520\n"
+        "      2        0.6648       0.6450        0.6633  0.0312\n",
+        [
+            (1.0, {"train_loss": 0.6905, "valid_acc": 0.615, "valid_loss": 0.6749}),
+            (2.0, {"train_loss": 0.6648, "valid_acc": 0.645, "valid_loss": 0.6633, "dur": 0.0312}),
+        ],
+    ),
+    "trainer_eval_metrics": (
+        "***** eval metrics *****\n"
+        "  epoch                   =        3.0\n"
+        "  eval_accuracy           =     0.8603\n"
+        "  eval_loss               =     0.4123\n"
+        "  eval_runtime            = 0:00:03.12\n"
+        "  eval_samples            =        408\n"
+        "  eval_samples_per_second =    130.721\n"
+        "  perplexity              =     1.5103\n",
+        [
+            (3.0, {"eval_accuracy": 0.8603}),
+            (3.0, {"eval_loss": 0.4123}),
+            (3.0, {"perplexity": 1.5103}),
+        ],
+    ),
+    "speechbrain": (
+        "epoch: 1, lr: 1.00e+00 - train loss: 1.23 - valid loss: 1.01, valid CER: 12.3, valid WER: 34.5\n",
+        [
+            (
+                1.0,
+                {
+                    "lr": 1.0,
+                    "train_loss": 1.23,
+                    "valid_loss": 1.01,
+                    "valid_cer": 12.3,
+                    "valid_wer": 34.5,
+                },
+            )
+        ],
+    ),
+    "guided_diffusion": (
+        "-------------------------\n"
+        "| grad_norm  | 1.23     |\n"
+        "| loss       | 0.123    |\n"
+        "| loss_q0    | 0.3      |\n"
+        "| mse        | 0.12     |\n"
+        "| samples    | 1.28e+03 |\n"
+        "| step       | 10       |\n"
+        "-------------------------\n",
+        [
+            (
+                10.0,
+                {"grad_norm": 1.23, "loss": 0.123, "loss_q0": 0.3, "mse": 0.12, "samples": 1280.0},
+            )
         ],
     ),
 }
@@ -488,6 +784,12 @@ NO_VALUES = {
         "[LightGBM] [Info] Start training from score -0.040005\n"
     ),
     "json_cfg": ('{"model": "loss", "lr": 0.1, "hidden": 12}\n'),
+    "stop": (
+        "Training loss did not improve more than tol=0.000100 for 10 consecutive epochs. Stopping.\n"
+    ),
+    "time cost": "INFO:root:Epoch[0] Time cost=12.300\n",
+    "epoch and step": "Epoch 3, step 400: time 0.3, data: 0.1, mem: 2000\n" * 2,
+    "board": "| Loss board 3 | cost sheet 4 |\n",
     "tb": ("TensorBoard 2.14.0 at http://localhost:6006/ (Press CTRL+C to quit)\n"),
 }
 
@@ -543,6 +845,13 @@ def test_what_changes_beside_a_value_is_one_from_then_on() -> None:
         "-" * 10_000 + "loss",
         "loss: 1e" + "9" * 4000,
         "\x00loss\x00= \x001",
+        "loss 1/2 " * 500,
+        "%(1/2) " * 500 + "loss",
+        "(1):" * 1000 + "loss 1",
+        "a(1): " * 700 + "loss 1",
+        "│┃" * 2000 + "loss 1",
+        "9%|" * 2000 + "loss 1",
+        "\t" * 4000 + "loss 1",
     ],
 )
 def test_hostile_lines_are_read_in_a_moment(line: str) -> None:

@@ -19,7 +19,8 @@ def _words(text: str) -> frozenset[str]:
 # What people plot: a name counts if one of its words is here, or ends with one of ENDS.
 PLOTTED = _words(
     """
-    acc accuracy advantage auc auprc auroc bce bleu bpb bpc cer cider correlation cosine dice elbo
+    acc accuracy advantage auc auprc auroc bce bleu bpb bpc cer cider correlation cosine cost dice
+    elbo
     entropy eps epsilon err error fid fps f1 gnorm grad_norm hinge hits iou kl learn learning_rate
     likelihood logloss logp loss losses lr mae map mape mcc mfu miou mlogloss mrr mse msle ndcg
     nll overflow perplexity ppl precision psnr r2 rank_ic recall regret return returns reward
@@ -31,7 +32,7 @@ PLOTTED = _words(
 # such a name counts beside another one, or in a line with a step.
 WEAK = _words(
     """
-    eps epsilon err error fps hits learn learning_rate lr map overflow precision return returns
+    cost eps epsilon err error fps hits learn learning_rate lr map overflow precision return returns
     score scores speed
     """
 )
@@ -39,13 +40,16 @@ ENDS = ("loss", "acc", "accuracy", "error", "reward", "score", "norm")
 # One of these is part of each line that counts. They are looked for in lower case.
 _PARTS = _words(
     """
-    epoch loss acc err rew return score ppl perplex lr learn norm auc f1 mse mae map iou dice psnr
-    ssim fid bleu rouge wer cer nll elbo entropy kl tps tflops mfu fps precision recall ndcg mrr mcc
-    rmse bpc bpb wps ups r2 top1 top5 win sharpe regret bce speed throughput correl cosine
-    likelihood advantage hit eps overflow mape smape cider
+    epoch episode iteration cost loss acc err rew return score ppl perplex lr learn norm auc f1
+    mse mae map iou dice psnr ssim fid bleu rouge wer cer nll elbo entropy kl tps tflops mfu fps
+    precision recall ndcg mrr mcc rmse bpc bpb wps ups r2 top1 top5 win sharpe regret bce speed
+    throughput correl cosine likelihood advantage hit eps overflow mape smape cider
     """
 )
-_ENCODED = tuple(part.encode() for part in sorted(_PARTS))
+# those that most lines have come first
+_ENCODED = tuple(
+    part.encode() for part in sorted(_PARTS, key=lambda each: (each not in ("loss", "epoch"), each))
+)
 
 
 # A program may report its values itself, in lines that begin with this, as JSON.

@@ -27,12 +27,13 @@ LONGEST_LINE = 4096  # bytes of a line that are looked at
 LONGEST_NAME = 64
 MOST_SHAPES = 256  # kinds of lines of which the last values are remembered
 _LONGEST_KEY = 4  # words of a name
+_LONGEST_LEFT = 200  # characters before a number in which its name is looked for
 
 # The counters of steps, those that count more finely first.
 _STEPS = (
     *("global_step", "step", "total_timesteps", "timesteps", "timestep", "num_updates", "update"),
-    *("iteration", "iterations", "iter", "itr", "it", "batch", "batches", "mini_batch"),
-    *("minibatch", "#", "episode", "round", "generation"),
+    *("iteration", "iterations", "iter", "iters", "itr", "it", "batch", "batches", "mini_batch"),
+    *("minibatch", "#", "episode", "round", "generation", "up"),
 )
 _EPOCHS = ("epoch", "ep", "e")
 _COUNTERS = frozenset((*_STEPS, *_EPOCHS))
@@ -60,6 +61,7 @@ _PART = re.compile(r"[A-Za-z_µ@]|[-:.,/]\d|/\w|\s?(?:[kKMGT]i?B|ms|secs?|s)\b")
 _BOUNDS = re.compile(r"[,;|\t{}\[\]()>]|\s{2,}|\s-\s|[=:]\s|[=:]$|:(?=[A-Za-z_])")
 _WORD = re.compile(r"[A-Za-z_#][\w@/.+'%-]*\Z")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|#")
+_PARTS_OF = re.compile(r"[-_/]")
 _BARE = re.compile(r"[a-z]+(?=[\d@])")
 _PHASE = re.compile(
     r"\W*(?:(?:epoch|step|iter\w*)\W*\d+\W+)?(?:on (?:the )?)?"
@@ -78,10 +80,31 @@ _EPOCH_OF = re.compile(r"\bepoch\s*\((\w+)\)", re.IGNORECASE)  # of MMEngine: `E
 _BOTH = re.compile(r"\[\s*(\d+)/\d+\]\s*\[\s*(\d+)/(\d+)\]")  # an epoch and a place in it
 _NUMBERED_EPOCH = re.compile(r"\W*train\w*: *(\d{1,9}) \[", re.IGNORECASE)  # of timm
 _BAR = re.compile(r"\d{1,3}%\|")
-_INDEX = re.compile(r"\[(\d{1,15})\][\s:]|(\d{1,15}):\s")  # XGBoost, LightGBM; CatBoost
+_WHOLE_BAR = re.compile(r"(\d{1,3}%\|)[^|]*(?=\|)")  # whose signs may be `#` and digits
+# XGBoost, LightGBM; CatBoost; Keras-GAN
+_INDEX = re.compile(r"\[(\d{1,15})\][\s:]|(\d{1,15})(?::\s|\s+\[(?=[A-Za-z]))")
+# the frames of tables of rich, Lightning and others
+_FRAMES = {
+    **dict.fromkeys(map(ord, "│┃║"), "|"),
+    **dict.fromkeys(map(ord, "┏┳┓┡╇┩├┼┤└┴┘┌┬┐┗┻┛┣╋┫╭╮╰╯╔╗╚╝╠╣╬╦╩╒╤╕╞╪╡╘╧╛"), "+"),
+    **dict.fromkeys(map(ord, "─━═"), "-"),
+}
+_FRAMED = re.compile("[│┃║┏┡├└┌┗┣╭╰╔╚╠╒╞╘]")
 _CELL = re.compile(r"\|\s*([A-Za-z_][\w/ .-]*?)\s*\|\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)?\s*\|\Z")
 _RULE = re.compile(r"[-+=─━| ]{4,}\Z")
 _FRACTION = re.compile(r"(?<![\w./:-])(\d{1,15})\s*/\s*(\d{1,15})(?![\w./:-]*[\w/-])")
+_SHARE = re.compile(r"%\s?\($")  # before a fraction that tells how many a share is of
+_COUNT = re.compile(
+    r"\s*\)\s*[:=]"
+)  # after a number that is part of a name: `Avg Reward (100): 3.2`
+_COUNTED = re.compile(r"\s*\(\d{1,15}\s*\)$")
+# a name and its number, with nothing else between two bounds
+_ALONE = re.compile(r"[|,;\t] *[A-Za-z][\w/]*(?: [A-Za-z][\w/]*){0,2} +$")
+_ALONE_END = re.compile(r"%?\s*(?:$|[|,;\t])")
+# beside a step and an epoch, other numbers of a line are values, but not how long it took
+_NO_VALUES = frozenset(
+    ("time", "data", "eta", "mem", "memory", "elapsed", "remaining", "size", "seed", "rank", "gpu")
+)
 
 
 class PrintedValues:
@@ -135,6 +158,8 @@ class PrintedValues:
             return
         if "\x1b" in line:
             line = _COLOURS.sub("", line)
+        if not line.isascii() and _FRAMED.search(line):
+            line = line.translate(_FRAMES)
         stamp = _STAMP.match(line)
         if _REPEATED.match(line, stamp.end() if stamp else 0):
             return
@@ -158,9 +183,7 @@ class PrintedValues:
 
     def _read_pairs(self, line: str) -> tuple[float | None, dict[str, float]] | None:
         start = _STAMP.match(line)
-        text = line[start.end() :] if start else line
-        if "(" in text:
-            text = _EPOCH_OF.sub(r"\1 epoch", text)
+        text = _tidy(line[start.end() :] if start else line)
         counters: dict[str, float] = {}
         totals: dict[str, float] = {}
         values: dict[str, float] = {}
@@ -190,7 +213,9 @@ class PrintedValues:
                 weak = weak or pair.is_plotted
         step = self._step(text, counters, totals, shape.phase)
         if not strong and not (weak and (counters or _INDEX.match(text))):
-            return None
+            if not (counters.keys() & _EPOCHS and counters.keys() & _STEPS):
+                return None
+            values = {name: each for name, each in values.items() if name not in _NO_VALUES}
         return step, self._choose(values, shape.plotted)
 
     def _find_shape(self, text: str, key: tuple[str | bool, ...]) -> _LineShape:
@@ -247,7 +272,7 @@ class PrintedValues:
             (
                 (float(each[1]), float(each[2]))
                 for each in _FRACTION.finditer(text)
-                if not _ends_with_name(text[: each.start()])
+                if not _ends_with_name(text[max(0, each.start() - _LONGEST_LEFT) : each.start()])
             ),
             None,
         )
@@ -307,14 +332,14 @@ class PrintedValues:
             if not cells:
                 return None
             counters = {
-                name.rpartition("/")[2]: value
+                _last_of(name): value
                 for name, value in cells.items()
-                if name.rpartition("/")[2] in _COUNTERS
+                if _last_of(name) in _COUNTERS
             }
             values = {
                 name[:LONGEST_NAME]: value
                 for name, value in cells.items()
-                if name.rpartition("/")[2] not in _COUNTERS and "time_elapsed" not in name
+                if _last_of(name) not in _COUNTERS and "time_elapsed" not in name
             }
             if not any(_is_plotted(*re.split(r"[ _/]", name)) for name in values):
                 return None
@@ -393,25 +418,42 @@ class _LineShape(NamedTuple):
     phase: str
 
 
+def _tidy(text: str) -> str:
+    """Return a line without what misleads: bars of signs, and the names of epochs in MMEngine."""
+    if "(" in text:
+        text = _EPOCH_OF.sub(r"\1 epoch", text)
+    return _WHOLE_BAR.sub(r"\1", text) if "%|" in text else text
+
+
 def _shape_of(text: str) -> _LineShape:
     """Return the names in a line."""
     phase, pairs, before = _phase_of(text), [], 0
     matches = [*_NUMBER.finditer(text)]
     starts = [each.start() for each in matches]
     for at, found in enumerate(matches):
-        left, begin, end = text[before : found.start()], before, found.end()
+        begin, end = max(before, found.start() - _LONGEST_LEFT), found.end()
+        left = text[begin : found.start()]
+        if left.endswith("(") and _COUNT.match(text, end) is not None:
+            inner, _ = _read_key(left)
+            if not inner or inner[-1].lower() not in _COUNTERS:
+                continue
         before = end
         of = _OF.match(text, end)
         if of is not None:
             end = before = of.end()
         if _PART.match(text, end) is not None:
             continue
-        key, sure = _read_key(left)
+        (key, sure), is_alone = _read_key(left), False
+        if not key and _ALONE_END.match(text, end) is not None:
+            key = _read_name_alone(left if begin else f"|{left}")
+            sure = is_alone = bool(key)
         if key and (sure or begin == 0 or left.strip()):
             total, total_at = float(of[1]) if of else 0.0, 0
             if of is not None and starts[at + 1 : at + 2] == [of.start(1)]:
                 total_at = at + 1
-            pairs.append(_name_number(key, at, (total, total_at), phase, is_sure=sure))
+            pair = _name_number(key, at, (total, total_at), phase, is_sure=sure)
+            # `score board 1` counts beside others only
+            pairs.append(pair._replace(is_strong=pair.is_strong and not is_alone))
     plotted = frozenset(each.name for each in pairs if each.is_plotted)
     return _LineShape(pairs, plotted, phase)
 
@@ -419,7 +461,9 @@ def _shape_of(text: str) -> _LineShape:
 def _name_number(
     key: tuple[str, ...], at: int, total: tuple[float, int], phase: str, *, is_sure: bool
 ) -> _NamedNumber:
-    last, is_plotted = key[-1].lower(), _is_plotted(*key)
+    last, is_plotted = key[-1].lower().rstrip("."), _is_plotted(*key)
+    if last == "#" and len(key) > 1:  # `Epoch #3`, but not `output #0`
+        last, is_plotted, is_sure = key[-2].lower(), False, False
     return _NamedNumber(
         at,
         *total,
@@ -441,7 +485,7 @@ def _read_key(left: str) -> tuple[tuple[str, ...], bool]:
         left = left[:-1].rstrip()
     sure = left.endswith(("=", ":"))
     if sure:
-        left = left[:-1].rstrip()
+        left = _COUNTED.sub("", left[:-1].rstrip())
     quoted = left.endswith(("'", '"'))
     name = left.rstrip("'\"") if quoted else left
     words = _BOUNDS.split(name)[-1].strip().lstrip("'\"-*•").split()[-_LONGEST_KEY:]
@@ -455,13 +499,26 @@ def _read_key(left: str) -> tuple[tuple[str, ...], bool]:
     if not sure:
         if "." in key[-1].rstrip("."):
             return (), sure  # a file
-        if not _is_plotted(key[-1]) and key[-1].lower() not in _COUNTERS:
+        if not _is_plotted(key[-1]) and key[-1].lower().rstrip(".") not in _COUNTERS:
             return (), sure
     return tuple(key), sure
 
 
+def _last_of(name: str) -> str:
+    return name.rpartition("/")[2].lower()
+
+
+def _read_name_alone(left: str) -> tuple[str, ...]:
+    """Return the words of a name that stands between a bound and its number, or none: `| Grad`."""
+    found = _ALONE.search(left)
+    return tuple(found[0][1:].split()) if found is not None else ()
+
+
 def _ends_with_name(text: str) -> bool:
-    """Whether a text ends with the name of a value, so what follows is that value."""
+    """Whether a text ends with the name of a value or with a share, so what follows is that value
+    again."""
+    if _SHARE.search(text):
+        return True
     left = text.rstrip(" [(:=")
     return _is_plotted(re.split(r"[^\w@-]", left)[-1]) or left.lower().endswith(_EPOCHS[:2])
 
@@ -481,8 +538,12 @@ def _to_float(text: str) -> float | None:
 @lru_cache(maxsize=2048)
 def _is_plotted(*key: str) -> bool:
     """Whether the words of a name say that people plot it."""
+    if len(key) > 1 and (key[-2].lower(), key[-1].lower()) == ("time", "cost"):
+        return False
     for each in key:
         low = each.lower()
+        if not PLOTTED.isdisjoint(_PARTS_OF.split(low)):  # `macro-f1`, `val_f1`
+            return True
         bare = _BARE.match(low)  # `map` of `mAP50-95`, `acc` of `acc@1`
         if low in PLOTTED or (bare is not None and bare[0] in PLOTTED):
             return True
