@@ -29,6 +29,28 @@ ASKED = (
 )
 
 
+def test_curves_appear_on_a_page_that_was_opened_before_them(tmp_path: Path) -> None:
+    (tmp_path / "browser").mkdir()
+    begin = tmp_path / "begin"
+    script = f"echo ready; while [ ! -e {begin} ]; do sleep 0.05; done; {SCRIPT}"
+    with (
+        home_with_jobs(tmp_path / "home"),
+        Client() as client,
+        console(tmp_path) as address,
+        chromium(tmp_path / "browser") as tab,
+    ):
+        job = client.submit(Task(script, name="late", resources={"providers": "local"}))
+        tab.open(address)
+        tab.open(f"http://{urlsplit(address).netloc}/jobs/default/{job.id}")
+        tab.wait("document.getElementById('log')?.textContent.includes('ready')")
+        assert tab.evaluate("document.getElementById('curves-title')") is None
+        begin.touch()
+        tab.wait("document.getElementById('curves-title') !== null")
+        tab.evaluate("document.getElementById('curves-title').scrollIntoView()")
+        tab.wait(f"{DRAWN} === 2")
+        assert tab.errors == []
+
+
 def test_charts_are_drawn_and_zoom(tmp_path: Path) -> None:
     (tmp_path / "browser").mkdir()
     with (

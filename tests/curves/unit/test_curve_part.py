@@ -101,6 +101,8 @@ def test_updates_of_a_page_ask_for_names_only() -> None:
     page = browser.get(PATH, headers={"sec-fetch-dest": "empty"}).text
     assert not any(each.endswith("/curves") or "/curves?" in each for each in client.asked)
     assert '<path class="curve' not in page
+    part = 'data-part="cavvy.capabilities.curves:part.html"'
+    assert part in page, "a page that was opened before the first value is loaded again"
 
 
 def test_a_page_brings_the_data_of_the_charts_that_are_drawn_first() -> None:
@@ -260,6 +262,14 @@ def test_the_page_of_an_array_has_a_line_for_each_job() -> None:
     [asked] = [each for each in client.asked if "/curves" in each]
     assert "job=id-0" in asked
     assert "job=id-9" not in asked, "it has not begun"
+    client.answers |= {
+        f"{API}id-{each}/curve-names": CurveNames(names=["loss"] if each else [])
+        for each in range(3)
+    }
+    client.asked.clear()
+    update = sign_in(client).get("/groups/default/id-fits", headers={"sec-fetch-dest": "empty"})
+    assert 'data-part="cavvy.capabilities.curves:part.html"' in update.text
+    assert not any("/v1/projects/default/curves" in each for each in client.asked)
 
 
 def test_a_plot_in_a_terminal_has_the_bounds_of_both_axes() -> None:

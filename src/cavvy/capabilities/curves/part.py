@@ -4,6 +4,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from math import ceil, floor, log10
 from typing import NamedTuple
 from urllib.parse import urlencode
@@ -26,6 +27,7 @@ from cavvy.capabilities.curves.order import prominence
 from cavvy.capabilities.curves.wire import (
     MOST_JOBS,
     Curve,
+    read_curve_names,
     read_curves,
     read_curves_of_jobs,
     say_gaps,
@@ -43,6 +45,7 @@ _MOST_CHARTS = 40
 _DRAWN = 4  # charts that the server draws for browsers without scripts, and those drawn first
 _LABELS = 6  # below a chart
 _KEPT_S = 5.0  # of the curves of several jobs
+_ASKED = 3  # of several jobs, whether they have curves at last
 
 
 class _ChartChoice(NamedTuple):
@@ -105,8 +108,10 @@ def make_of_group(
     """
     choice = _read_choice(request)
     jobs = tuple(each.id for each in members[:MOST_JOBS] if each.attempt)
-    if not jobs or is_update(request):  # see `make`
+    if not jobs:
         return None
+    if is_update(request):  # see `make`
+        return _part_of({}, choice, names=_find_names(client, request, project, jobs[:_ASKED]))
     found = memory_of(request).recall(
         ("curves", project, jobs), lambda: read_curves_of_jobs(client, project, jobs), _KEPT_S
     )
@@ -122,6 +127,18 @@ def make_of_group(
     link = f"/runs?{_query(project=[project], job=jobs)}"
     runs = describe_runs([(each.name, project, each.id, each.phase) for each in members])
     return _part_of(by_name, choice, query=query, is_live=live, link=link, runs=runs)
+
+
+def _find_names(
+    client: ApiClient, request: Request, project: str, jobs: Sequence[str]
+) -> Sequence[str]:
+    """Return the names of the curves of the first of these jobs that has some."""
+    memory = memory_of(request)
+    for each in jobs:
+        read = partial(read_curve_names, client, project, each)
+        if names := memory.recall(("curve-names-of-group", each), read, _KEPT_S).names:
+            return names
+    return ()
 
 
 def describe_runs(jobs: Sequence[tuple[str, str, str, str]]) -> str:

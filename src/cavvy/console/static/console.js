@@ -128,6 +128,16 @@ function updatePart(old, fresh) {
   target.focus({ preventScroll: true });
 }
 
+// Whether a part has begun to exist, such as curves: a browser runs its scripts only in a page that it
+// loads. Each is told once, so that one that the whole page leaves out loads no page again and again.
+function hasNewPart(page) {
+  const [here, there] = [document, page].map((each) => [...each.querySelectorAll("[data-part]")].map((part) => part.dataset.part));
+  const fresh = there.filter((each) => !here.includes(each)).map((each) => `part ${each} of ${location.pathname}`);
+  const untold = fresh.filter((each) => sessionStorage.getItem(each) === null);
+  for (const each of untold) sessionStorage.setItem(each, "told");
+  return untold.length > 0;
+}
+
 async function updateParts() {
   const answer = await ask(location.pathname + location.search);
   if (answer.type === "opaqueredirect") return location.reload(); // to sign in again
@@ -143,6 +153,7 @@ async function updateParts() {
     if (fresh !== null) updatePart(old, fresh);
   }
   thinMarks();
+  if (hasNewPart(page) && document.getSelection().isCollapsed) return location.reload();
   const [hadNoLog, hasNoLog] = [document, page].map((each) => each.getElementById("no-log") !== null);
   if (hadNoLog && !hasNoLog) return location.reload(); // the job was queued again: a log will follow
   const attempt = Number(page.getElementById("head")?.dataset.attempt ?? 0);
