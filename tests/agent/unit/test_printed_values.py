@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 
+from cavvy.agent.work import printed_values
 from cavvy.agent.work.printed_values import PrintedValues
 
 # Lines as the named program or tutorial prints them, and the step and values that people would plot.
@@ -814,6 +815,38 @@ def test_output_may_come_in_any_pieces(name: str) -> None:
             each for at in range(0, len(data), size) for each in values.feed(data[at : at + size])
         ]
         assert [*found, *values.end()] == expected
+
+
+@pytest.mark.parametrize("name", [*LOGS, *NO_VALUES])
+def test_lines_of_a_loop_are_read_as_the_first_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the third time on, a line that differs in its numbers only is read by its pattern."""
+    text = LOGS[name][0] if name in LOGS else NO_VALUES[name]
+    found = read(text * 4)
+    monkeypatch.setattr(printed_values, "make_pattern", lambda *_: None)
+    assert [(step, [*each.items()]) for step, each in found] == [
+        (step, [*each.items()]) for step, each in read(text * 4)
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step {0} loss=-{0}.5e-05 acc=0.83",
+        "2026-01-01 10:00:{0}1,123 INFO step={0} loss={0}.25 mom=0.{0}",
+        "{{'step': {0}, 'loss': {0}.5}}",
+    ],
+)
+def test_a_pattern_reads_the_lines_of_a_loop(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"{line.format(number)}\n".encode() for number in range(1, 6)]
+    slow = [*PrintedValues().feed(b"".join(lines))]
+    assert [step for step, _ in slow] == [1, 2, 3, 4, 5]
+    values = PrintedValues()
+    fast = [each for own in lines[:3] for each in values.feed(own)]
+    monkeypatch.delattr(PrintedValues, "_read_line")
+    fast += [each for own in lines[3:] for each in values.feed(own)]
+    assert fast == slow
 
 
 @pytest.mark.parametrize("name", NO_VALUES)

@@ -17,6 +17,7 @@ from functools import lru_cache
 from math import inf, isfinite
 from typing import NamedTuple
 
+from .loop_lines import LoopLine, make_pattern
 from .plotted_words import ENDS, MARK, PLOTTED, WEAK, may_count, read_report
 
 TYPE_CHECKING = False
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 LONGEST_LINE = 4096  # bytes of a line that are looked at
 LONGEST_NAME = 64
 MOST_SHAPES = 256  # kinds of lines of which the last values are remembered
+MOST_LOOP_LINES = 3  # kinds of lines that are tried first
 _LONGEST_KEY = 4  # words of a name
 _LONGEST_LEFT = 200  # characters before a number in which its name is looked for
 
@@ -118,6 +120,8 @@ class PrintedValues:
         # for each kind of line, the last values of names that are no well-known ones
         self._before: dict[tuple[str, ...], dict[str, float]] = {}
         self._shapes: dict[tuple[str | bool, ...], _LineShape] = {}
+        self._repeated: set[tuple[str | bool, ...]] = set()  # shapes that were seen twice
+        self._loop_lines: list[LoopLine] = []
         self._columns: Sequence[str] = ()  # of the table whose head was printed last
         self._cells: dict[str, float] | None = None  # of a table of names and values
         self._section = ""
@@ -126,6 +130,14 @@ class PrintedValues:
         """Yield the step and the values of each line of the output that has some. The step is None
         if the program names none."""
         data = self._rest + data
+        if self._loop_lines and self.budget > 0 and data.endswith(b"\n"):
+            found = self._read_loop_line(data[:-1])
+            if found is not None:
+                self._rest = b""
+                self.budget -= 1
+                if found[1]:
+                    yield found
+                return
         low = data.lower()
         if not self._columns and self._cells is None and not may_count(low) and b"|" not in low:
             self._rest = data[max(low.rfind(b"\n"), low.rfind(b"\r")) + 1 :][:LONGEST_LINE]
@@ -152,6 +164,15 @@ class PrintedValues:
         if self.budget <= 0:
             return
         self.budget -= 1
+        again = self._read_loop_line(raw)
+        if again is None:
+            yield from self._read_line(raw, is_known=is_known)
+        elif again[1]:
+            yield again
+
+    def _read_line(
+        self, raw: bytes, *, is_known: bool
+    ) -> Iterator[tuple[float | None, dict[str, float]]]:
         line = raw.decode("utf-8", "replace")
         if line.startswith(MARK):
             yield from _read_json(line[len(MARK) - 1 :])
@@ -181,6 +202,40 @@ class PrintedValues:
 
     # Lines of names and values
 
+    def _read_loop_line(self, raw: bytes) -> tuple[float | None, dict[str, float]] | None:
+        for each in self._loop_lines:
+            found = each.read(raw)
+            if found is not None:
+                counters, values = found
+                return self._step("", counters, {}), self._choose(values, each.plotted)
+        return None
+
+    def _note_loop_line(
+        self, line: str, text: str, parts: Sequence[str], shape: _LineShape
+    ) -> None:
+        """Remember a line that came before, if its numbers alone tell its step and its values."""
+        counters: dict[str, int] = {}
+        values: dict[str, int] = {}
+        for each in shape.pairs:
+            if each.total or each.total_at:
+                return
+            if each.counter and (each.is_epoch or parts[2 * each.at + 1].isdigit()):
+                counters.setdefault(each.counter, each.at)
+            elif each.name and (each.is_sure or each.is_plotted):
+                values.setdefault(each.name, each.at)
+        if (
+            counters.keys().isdisjoint(_STEPS)
+            or not any(each.is_strong and each.name in values for each in shape.pairs)
+            or line.lstrip().startswith("|")
+            or _NUMBERED_EPOCH.match(text)
+            or not line.endswith(text)
+        ):
+            return
+        pattern = make_pattern(parts, _STAMP.pattern if line != text else "")
+        if pattern is not None:
+            made = LoopLine(pattern, counters, values, shape.plotted)
+            self._loop_lines = [made, *self._loop_lines[: MOST_LOOP_LINES - 1]]
+
     def _read_pairs(self, line: str) -> tuple[float | None, dict[str, float]] | None:
         start = _STAMP.match(line)
         text = _tidy(line[start.end() :] if start else line)
@@ -190,7 +245,12 @@ class PrintedValues:
         strong = weak = False
         parts = _SPLIT.split(text)
         numbers = parts[1::2]
-        shape = self._find_shape(text, (*parts[::2], *map(str.isdigit, numbers)))
+        key = (*parts[::2], *map(str.isdigit, numbers))
+        is_second = key in self._shapes and key not in self._repeated
+        shape = self._find_shape(text, key)
+        if is_second:
+            self._repeated.add(key)
+            self._note_loop_line(line, text, parts, shape)
         for pair in shape.pairs:
             value = _to_float(numbers[pair.at])
             if value is None:
@@ -225,6 +285,7 @@ class PrintedValues:
         if shape is None:
             if len(self._shapes) >= MOST_SHAPES:
                 self._shapes.clear()
+                self._repeated.clear()
             shape = self._shapes[key] = _shape_of(text)
         return shape
 
