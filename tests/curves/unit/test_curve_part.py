@@ -262,11 +262,10 @@ def test_the_page_of_an_array_has_a_line_for_each_job() -> None:
     [asked] = [each for each in client.asked if "/curves" in each]
     assert "job=id-0" in asked
     assert "job=id-9" not in asked, "it has not begun"
-    client.answers |= {
-        f"{API}id-{each}/curve-names": CurveNames(names=["loss"] if each else [])
-        for each in range(3)
-    }
-    client.asked.clear()
+    for each in range(3):
+        names = CurveNames(names=["loss"] if each else [])
+        answers[f"{API}id-{each}/curve-names"] = names
+    client = CannedClient(answers)
     update = sign_in(client).get("/groups/default/id-fits", headers={"sec-fetch-dest": "empty"})
     assert 'data-part="cavvy.capabilities.curves:part.html"' in update.text
     assert not any("/v1/projects/default/curves" in each for each in client.asked)

@@ -40,6 +40,7 @@ from cavvy.console.pages.page import (
     try_part,
     user_of,
 )
+from cavvy.console.pages.repository_file import NoFile, read_file
 from cavvy.console.pages.task_form import read_form, write_form
 from cavvy.domain.jobs import RunOrigin
 from cavvy.spec import SpecError
@@ -73,6 +74,7 @@ class _Draft(Struct, frozen=True, kw_only=True):
     earlier: EarlierRun | None = None
     source: str = ""  # PROJECT/ID of the earlier job
     recipe: str = ""  # the name of the recipe that is shown
+    address: str = ""  # from which the text was read
     key: str = ""
 
     @property
@@ -97,8 +99,8 @@ class _Verdict(Struct, frozen=True, kw_only=True):
 
 
 def make(client: ApiClient, request: Request, now: datetime) -> Page:
-    """An editor with an example or, with `from=PROJECT/ID`, with the task of a job. Raises ApiError
-    `job-not-found`.
+    """An editor with an example or, with `from=PROJECT/ID`, with the task of a job; with
+    `file=ADDRESS`, with a file of a public repository. Raises ApiError `job-not-found`.
     """
     asked = request.query_params
     source = asked.get("from") or ""
@@ -112,6 +114,20 @@ def make(client: ApiClient, request: Request, now: datetime) -> Page:
         if recipe not in found:
             raise HTTPException(404, f"The project has no recipe {recipe!r}.")
         draft = replace(draft, text=found[recipe], recipe=recipe)
+    if address := asked.get("file"):
+        return _of_file(client, request, draft, address, now)
+    return _show(client, request, draft, _check(draft, now))
+
+
+def _of_file(
+    client: ApiClient, request: Request, draft: _Draft, address: str, now: datetime
+) -> Page:
+    """The editor with the file at an address; without it, with the reason."""
+    draft = replace(draft, address=address)
+    try:
+        draft = replace(draft, text=read_file(address).replace("\r\n", "\n"))
+    except NoFile as error:
+        return _show(client, request, draft, replace(_check(draft, now), refusal=f"{error}."))
     return _show(client, request, draft, _check(draft, now))
 
 
