@@ -23,7 +23,8 @@ _DEPLOYS = "`cavvy serve FILE` deploys a new revision; lost replicas are replace
 @yes_option
 def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: bool) -> None:
     """Run a job again with the same task, the same parameters and the same copy of its working
-    folder. --param changes a parameter. An array is run again as a whole.
+    folder. --param changes a parameter. An array is run again as a whole, and a job of an array as
+    an array of its own.
     """
     from cavvy.cli.reach.arrays import follow_to_end
     from cavvy.cli.reach.follow import follow
@@ -64,8 +65,10 @@ def command(name: str, project: str, param: tuple[str, ...], detach: bool, yes: 
             known = ", ".join(run.task.params) or "none"
             hint = f"the task of {name} cannot be changed; the task's parameters: {known}"
             raise CommandFailure(error.message, hint) from error
-        if array is not None:
-            click.echo(f"{new.name}: {new.members} jobs queued, a rerun of {array.array.name}")
+        if new.members is not None:
+            whole_name = array.array.name if array is not None else old.name
+            jobs = "1 job" if new.members == 1 else f"{new.members} jobs"
+            click.echo(f"{new.name}: {jobs} queued, a rerun of {whole_name}")
             if not detach:
                 follow_to_end(client, new)
             return

@@ -2,6 +2,7 @@
 rerun`, `cavvy diff` and the console use it.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 
@@ -26,7 +27,8 @@ class NotRepeatable(Exception):
 
 class EarlierRun(Struct, frozen=True, kw_only=True):
     """What a job was submitted with: the text of its file, the parameters as options give them,
-    except those of a sweep, the copy of its working folder in `origin`, and the name.
+    except those of a sweep, the copy of its working folder in `origin`, and the name. `only` is
+    what of an array is run again, such as "lr 0.1", or "".
     """
 
     text: str
@@ -34,17 +36,20 @@ class EarlierRun(Struct, frozen=True, kw_only=True):
     origin: RunOrigin
     name: str
     task: TaskSpec
+    only: str = ""
 
 
 def read_run(job: JobDetail, rerun_of: str, *, is_whole_array: bool = False) -> EarlierRun:
-    """Return what the job was submitted with. `rerun_of` is the ID that the new run names. Raises
-    NotRepeatable for a job that is part of an array, unless the whole array is run again, for a
-    replica of a service, and for a job that was not submitted from a file.
+    """Return what the job was submitted with. `rerun_of` is the ID that the new run names. A job of
+    an array becomes an array with this job alone, unless the whole array is run again. Raises
+    NotRepeatable for a job whose values a search chose, for a replica of a service, and for a job
+    that was not submitted from a file.
     """
     origin = decode(job.origin, type=RunOrigin)
     task = decode(job.task, type=TaskSpec)
+    only: dict[str, object] = {}
     if not is_whole_array:
-        _check_single(job.name, task)
+        only = _find_own_values(job.name, task)
     if not origin.task_text:
         reason = f"{job.name} was not submitted from a file and cannot be run again"
         raise NotRepeatable(reason, "submit its task again")
@@ -52,9 +57,10 @@ def read_run(job: JobDetail, rerun_of: str, *, is_whole_array: bool = False) -> 
     return EarlierRun(
         text=origin.task_text,
         params={key: show_param(value) for key, value in task.params.items() if key not in swept},
-        origin=replace(origin, rerun_of=rerun_of),
+        origin=replace(origin, rerun_of=rerun_of, overrides=_add(only, origin.overrides)),
         name=task.name,
         task=task,
+        only=_describe(only),
     )
 
 
@@ -63,19 +69,45 @@ def show_param(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _check_single(name: str, task: TaskSpec) -> None:
-    """Raises NotRepeatable."""
-    if is_array(task):
+def _find_own_values(name: str, task: TaskSpec) -> dict[str, object]:
+    """Return the keys of a task file that make an array of this job alone, if it is a job of an
+    array. Raises NotRepeatable.
+    """
+    if task.search is not None:
         raise NotRepeatable(
-            f"{name} is a job of an array, which cannot be run again alone",
+            f"the values of {name} were chosen by a search, so it cannot be run again alone",
             f"`cavvy retry {name}` queues it again after a failure; "
             f"`cavvy rerun {name.rpartition('.')[0]}` runs the whole array again",
         )
+    if task.sweep:
+        return {"sweep": {each.name: [task.params[each.name]] for each in task.sweep}}
+    if is_array(task):
+        index = name.rpartition(".")[2]
+        return {"array": f"{index}-{index}"}
     if is_replica(name):
         raise NotRepeatable(
             f"{name} is a replica of a service, not a job that can be run again",
             "`cavvy serve FILE` starts the service's replicas",
         )
+    return {}
+
+
+def _add(only: Mapping[str, object], overrides: str) -> str:
+    """Return the overrides of a task file, and those of a part of an array."""
+    if not only:
+        return overrides
+    import yaml
+
+    return json.dumps({**(yaml.safe_load(overrides) if overrides else {}), **only})
+
+
+def _describe(only: Mapping[str, object]) -> str:
+    match only:
+        case {"sweep": dict(values)}:
+            return ", ".join(f"{name} {show_param(value)}" for name, (value,) in values.items())
+        case {"array": str(indices)}:
+            return f"index {indices.partition('-')[0]}"
+    return ""
 
 
 _TEXTS = frozenset(

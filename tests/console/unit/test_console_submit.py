@@ -26,7 +26,7 @@ from cavvy.client.account_wire import ProjectView
 from cavvy.client.transport import HttpAnswer
 from cavvy.console.pages.submit import list_keys
 from cavvy.domain.jobs import RunOrigin
-from cavvy.domain.tasks import TaskSpec
+from cavvy.domain.tasks import SweptParam, TaskSpec
 
 TASK = "name: hello\nrun: echo hi\n"
 PLACE = "aws/us-east-1/us-east-1a/p5.48xlarge:8/spot"
@@ -359,6 +359,26 @@ def test_a_job_runs_again_with_changed_parameters_and_its_folder() -> None:
     assert body["params"] == {"lr": "0.2"}
     assert body["origin"]["snapshot"] == "a" * 64
     assert body["origin"]["rerun_of"] == "id-train"
+
+
+def test_the_best_run_of_a_sweep_runs_again_alone() -> None:
+    task = TaskSpec(
+        name="train",
+        run="train 0.1",
+        params={"lr": 0.1},
+        sweep=(SweptParam(name="lr", values=(0.3, 0.1), texts=("0.3", "0.1")),),
+    )
+    text = "name: train\nsweep: {lr: [0.3, 0.1]}\nrun: train ${{ params.lr }}\n"
+    job = detail("train.1", task=Raw(encode(task)), origin=Raw(encode(RunOrigin(task_text=text))))
+    asking = client(**job_answers(job))
+    asking.answers["POST " + JOBS] = submitted(members=1)
+    browser = sign_in(asking)
+    assert "only lr 0.1, whatever the file says" in browser.get("/submit?from=default/train.1").text
+    data = form(text, do="run", name="train", **{"from": f"default/{job.id}"})
+    answer = browser.post("/submit", data=data, follow_redirects=False)
+    assert answer.headers["location"] == "/groups/default/id-1"
+    overrides = asking.bodies[f"POST {JOBS}"]["origin"]["overrides"]
+    assert json.loads(overrides) == {"sweep": {"lr": [0.1]}}
 
 
 def test_a_folder_of_the_users_machine_cannot_be_sent() -> None:

@@ -131,7 +131,7 @@ def test_runs_are_sorted_by_their_best_value() -> None:
     text = page("")
     rows = re.findall(r'<tr data-key="(id-\d)">', text)
     assert rows == ["id-5", "id-4", "id-3", "id-2", "id-1", "id-0"]
-    assert "The best of 6 runs is fit.5 : loss 0, lr 5" in words(text).replace(" :", " :")
+    assert "The best of 6 runs is fit.5 : loss 0, lr 5; it cost $" in words(text)
     assert "cavvy rerun fit.5" in text
     assert '<td data-name="batch">' not in text, "it is the same for all"
     rows = re.findall(r'<tr data-key="(id-\d)">', page("metric=loss&best=high"))
