@@ -6,16 +6,16 @@ nodes are kept, and if the gang is started again.
 
 The provider is `local` at 3.60 dollars an hour; a node is an agent with its processes on this
 machine, which are killed at once, at random, as by a power cut. The program is a small model under
-`cavvy.train`, whose ranks are started by `cavvy.train` itself, by torchrun, or by the launcher
-`$CAVVY_TORCHRUN` (`kept`). For each policy, the benchmark measures from the kill until all ranks
-have repeated the step at which they were, counts the agents that were started and those that were
+`cavvy.train`, whose ranks are started by `cavvy.train` itself, by torchrun, or by a torchrun that
+is not kept (`plain`). For each policy, the benchmark measures from the kill until all ranks have
+repeated the step at which they were, counts the agents that were started and those that were
 kept, and compares the final weights with those of a run without losses, bit for bit, and the bill
 with the lifetimes that the provider has recorded.
 
 All nodes are on one machine, so a new node has no machine to boot and finds its setup in the cache:
 what is left of a loss is its discovery, the end of the other ranks, and the start of the programs,
-which import PyTorch. With `cavvy.train` alone and with `kept`, the programs of kept nodes stay, so
-only the new one starts; with torchrun, all start.
+which import PyTorch. The programs of kept nodes stay, so only the new one starts; with `plain`, all
+start.
 `--setup-s` adds a setup of so many seconds, which each node of a new gang repeats.
 """
 
@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--losses", type=int, default=30)
     parser.add_argument("--gap", type=int, default=40, help="steps between two losses")
-    parser.add_argument("--launcher", choices=("train", "torchrun", "kept"), default="train")
+    parser.add_argument("--launcher", choices=("train", "torchrun", "plain"), default="train")
     parser.add_argument("--setup-s", type=float, default=0.0)
     parser.add_argument("--policies", nargs="+", default=["repair", "restart"])
     parser.add_argument("--seed", type=int, default=4)
@@ -103,7 +103,7 @@ def compare(folder: Path, asked: argparse.Namespace) -> dict[str, dict[str, Any]
     (folder / "work").mkdir()
     (folder / "work/program.py").write_text(PROGRAM)
     (folder / "settings.toml").write_text(
-        f"[providers.local]\nprice_usd_hr = {RATE_MICROS / 1e6}\n"
+        f"[providers.local]\nprice_usd_hr = {RATE_MICROS / 1e6}\n[server]\nstart_timeout_s = 300\n"
     )
     os.environ.update(
         CAVVY_HOME=str(folder / "home"),
@@ -137,13 +137,12 @@ def run(
     program = f"program.py {out} {steps}"
     start = f"exec {sys.executable} {program}"
     address = "--master-addr $MASTER_ADDR --master-port $MASTER_PORT"
-    if asked.launcher == "torchrun":
+    if asked.launcher != "train":
         start = (
             f"exec {sys.executable} -m torch.distributed.run --nnodes $NNODES --nproc-per-node 1 "
             f"--node-rank $NODE_RANK {address} {program}"
         )
-    if asked.launcher == "kept":
-        start = f'exec {sys.executable} "$CAVVY_TORCHRUN" {program}'
+    keeps = ', CAVVY_REJOINS: "0"' if asked.launcher == "plain" else ""
     setup = f"setup: sleep {asked.setup_s}\n" if asked.setup_s else ""
     file = folder / f"{name}.yaml"
     file.write_text(
@@ -153,7 +152,7 @@ nodes: {asked.nodes}
 on_loss: {policy}
 workdir: {folder}/work
 resources: {{cpu: 0.1, memory: 400MB}}
-env: {{OMP_NUM_THREADS: "1"}}
+env: {{OMP_NUM_THREADS: "1"{keeps}}}
 retry: {{node: unlimited, delay: 0s}}
 checkpoint: checkpoints
 grace: 30s

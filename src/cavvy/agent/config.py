@@ -140,7 +140,7 @@ class RankPaths:
         self.every_file = home + "/every"
         self.host_file = home + "/hosts"
         self.mpi_program = home + "/mpi.py"
-        self.torchrun_program = home + "/torchrun.py"
+        self.launchers_folder = home + "/launchers"
         self.run_script = home + "/run.sh"
         self.setup_script = home + "/setup.sh"
         self.entry_script = home + "/entry.sh"

@@ -62,6 +62,7 @@ def may_keep(work: WorkConfig) -> bool:
     checkpoint = work.checkpoint
     return (
         work.repair_s > 0
+        and work.env.get(REJOINS) != "0"
         and work.image is None
         and checkpoint is not None
         and (checkpoint.storage is not None or not checkpoint.sync)

@@ -28,14 +28,14 @@ from .ends import (
     may_leave,
     serve_on,
 )
-from .kept_program import REJOINS, KeptProgram, may_keep
+from .kept_program import KeptProgram, may_keep
 from .log import LogSpool, Redactor, make_redactor
 from .notification_socket import TaskReports
 from .outbox import MessageOutbox
 from .step_runner import StepRunner, needs_preparing
 from .tunnel import open_tunnel
 from .verdict import ExitRecord, FailureCause
-from .work.environment import add_python, make_environment
+from .work.environment import add_launchers, add_python, make_environment
 from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
 
 TYPE_CHECKING = False
@@ -87,6 +87,7 @@ class RankRunner:
         self._before = kept  # the program of the former attempt, until it goes on or is discarded
         # the program that can be kept for the next attempt, and the one that is
         self._program: NotificationListener | None = None
+        self._first_program: NotificationListener | None = None
         self.kept_program: KeptProgram | None = None
         self._config = config
         self._outbox = MessageOutbox(config.outbox_file)
@@ -368,7 +369,10 @@ class RankRunner:
         """Handle a message of a program that can be kept. Raises BadConfig."""
         keeps, apart = fields.inner("keeps"), fields.inner("apart")
         if keeps is not None:
-            self._program = program if keeps.read("kept", "int") else None
+            # With a second program, the nodes of the job may be at different ones.
+            self._first_program = self._first_program or program
+            stays = program is self._first_program and keeps.read("kept", "int")
+            self._program = program if stays else None
         if apart is None:
             return
         code, error = apart.read("code", "int"), apart.read("error", "str", "")[:LONGEST_ERROR]
@@ -397,6 +401,7 @@ class RankRunner:
     def _rejoin(self, kept: KeptProgram, work: WorkConfig) -> None:
         """Let the program of the former attempt go on."""
         self._before, self._program, self._steps = None, kept.program, kept.steps
+        self._first_program = kept.program
         changes = kept.find_changes(self._env)
         self._env = {**kept.program_env, **changes}
         self._steps.go_on(self._loop, self, work, self._env)
@@ -496,7 +501,7 @@ class RankRunner:
             self._notification_socket.move(self._loop, *hears)
         self._env = make_environment(self._config, work, self._notification_socket.path)
         if may_keep(work):
-            self._env[REJOINS] = "1"
+            add_launchers(self._config, self._env)
         from .tracking_door import TrackingDoor
 
         self._tracking = TrackingDoor(

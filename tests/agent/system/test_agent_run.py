@@ -97,7 +97,6 @@ def test_environment_is_clean_and_as_promised() -> None:
             **{"NPROC_PER_NODE": "2", "CAVVY_HOSTS": "10.0.0.1,10.0.0.2"},
             **{"CAVVY_HOSTFILE": f"{rig.home}/hosts", "CAVVY_MPI_KEY": ""},
             "CAVVY_MPI": f"{sys.executable} {rig.home}/mpi.py",
-            "CAVVY_TORCHRUN": f"{rig.home}/torchrun.py",
             "CAVVY_CHECKPOINT_EVERY_FILE": f"{rig.home}/every",
             "CAVVY_NOTICE": f"{rig.home}/notice.sock",
             **{"CUDA_VISIBLE_DEVICES": "1,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},

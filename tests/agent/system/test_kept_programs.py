@@ -103,3 +103,52 @@ def test_such_a_program_starts_again(tmp_path: Path, changes: dict[str, object])
     with make_rig(**{**make_work(tmp_path, "cut"), **changes}) as rig:
         rig.launch()
         rig.until(lambda: rig.output().startswith("not kept\n"))
+
+
+# A program that could be kept and ends, and another one after it, which is cut off.
+TWO = """
+import json, os, socket, sys
+for last in (False, True):
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(os.environ["CAVVY_NOTICE"])
+    said = line.makefile("rw")
+    end = {"apart": {"code": 3, "error": ""}} if last else {"keeps": {"kept": 0}}
+    said.write("".join(json.dumps(each) + chr(10) for each in ({"keeps": {"kept": 1}}, end)))
+    said.flush()
+    if last:
+        heard = (json.loads(text) for text in said)
+        print(next(kind for each in heard for kind in each if kind in ("stay", "leave")))
+        sys.exit(3)
+"""
+
+
+def test_the_second_program_of_a_node_does_not_stay(tmp_path: Path) -> None:
+    """The other nodes may be at the first one."""
+    work = make_work(tmp_path, "")
+    (tmp_path / "program.py").write_text(TWO)
+    with make_rig(**work) as rig:
+        assert rig.finish() == 0
+        assert rig.output() == "leave\n"
+        assert rig.exited()["exit_code"] == 3
+
+
+def test_each_python_of_work_that_can_be_kept_knows_how_launchers_start_ranks(
+    tmp_path: Path,
+) -> None:
+    look = (
+        "import os, sys; print([type(each).__name__ for each in sys.meta_path][0], "
+        "'launchers' in str(sys.path), os.environ['PYTHONPATH'].endswith('/launchers:/own'))"
+    )
+    run = f'{sys.executable} -c "{look}"'
+    env = {"PYTHONPATH": "/own"}
+    with make_rig(**{**make_work(tmp_path, ""), "run": run, "env": env}) as rig:
+        assert rig.finish() == 0
+        assert rig.output() == "ApiFinder False True\n"
+
+
+def test_a_user_can_let_all_programs_start_again(tmp_path: Path) -> None:
+    run = 'echo "$CAVVY_REJOINS ${PYTHONPATH-none}"'
+    env = {"CAVVY_REJOINS": "0"}
+    with make_rig(**{**make_work(tmp_path, ""), "run": run, "env": env}) as rig:
+        assert rig.finish() == 0
+        assert rig.output() == "0 none\n"

@@ -1,9 +1,11 @@
-"""The launcher that keeps what it has imported while the job replaces a lost node, with a stand-in
-of PyTorch and of the agent."""
+"""Launchers of PyTorch that keep what they have imported while the job replaces a lost node, with a
+stand-in of PyTorch and of the agent."""
 
 import ast
+import importlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from cavvy.agent.work import torchrun
+from cavvy.agent.work import python_start, torchrun
+from cavvy.agent.work.environment import ROOM, ROOM_SIZE
 
 PROGRAM = """
 import json, os, sys, time
@@ -85,6 +88,77 @@ DRAWS = """
 import numpy.random
 tell(f"drawn-{numpy.random.random()}")
 """
+SHOWS = """
+with open("/proc/self/environ") as file:
+    shown = file.read()
+with open(f"{folder}/shown-{os.environ['RANK']}", "w") as file:
+    file.write(shown)
+"""
+# what the file has of PyTorch: its launcher, and what the launcher needs
+API = """
+import dataclasses
+
+class DefaultLogsSpecs:
+    def __init__(self, tee=0):
+        self._root_log_dir, self._run_log_dir = f"/tmp/torchelastic_{id(self)}", None
+        self._redirects, self._tee, self._local_ranks_filter = 0, tee, None
+
+@dataclasses.dataclass
+class LaunchConfig:
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    run_id: str = ""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = "etcd"
+    rdzv_configs: dict = dataclasses.field(default_factory=dict)
+    max_restarts: int = 3
+    signals_to_handle: str = "SIGTERM"
+    filters: list = None
+    tee: dataclasses.InitVar = 0
+    logs_specs: DefaultLogsSpecs = None
+
+    def __post_init__(self, tee):
+        self.logs_specs = DefaultLogsSpecs(tee)
+
+def launch_agent(config, entrypoint, args):
+    print("plain", flush=True)
+
+class elastic_launch:
+    def __init__(self, config, entrypoint):
+        self.config, self.entrypoint = config, entrypoint
+
+    def __call__(self, *args):
+        return launch_agent(self.config, self.entrypoint, [*args])
+"""
+RUN = """
+import json, os, sys
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+config = {
+    **{"min_nodes": 2, "max_nodes": 2, "nproc_per_node": 2, "max_restarts": 0, "filters": []},
+    **{"rdzv_backend": "static", "rdzv_configs": {"rank": 1, "timeout": 900}},
+    "rdzv_endpoint": os.environ["MASTER_ADDR"] + ":" + os.environ["MASTER_PORT"],
+    **json.loads(sys.argv[1]),
+}
+elastic_launch(LaunchConfig(**config), sys.executable)("-u", *sys.argv[2:])
+print("after", flush=True)
+"""
+MACROS = """
+class macros:
+    def substitute(args, local_rank):
+        return [each.replace("${local_rank}", local_rank) for each in args]
+"""
+TORCH = {
+    "distributed/__init__": "",
+    "distributed/run": RUN,
+    "distributed/launcher/__init__": "",
+    "distributed/launcher/api": API,
+    "distributed/elastic/__init__": "",
+    "distributed/elastic/utils/__init__": "",
+    "distributed/elastic/utils/api": MACROS,
+}
 PATIENCE_S = 120
 
 
@@ -92,12 +166,22 @@ class StandIn:
     """The agent's end of the connection, and the launcher."""
 
     def __init__(
-        self, folder: Path, *words: str, attempt: int = 1, program: str = "", imports: str = ""
+        self,
+        folder: Path,
+        *words: str,
+        attempt: int = 1,
+        program: str = "",
+        imports: str = "",
+        config: dict[str, object] | None = None,
+        heard: bool = True,
     ) -> None:
-        (folder / "torch").mkdir()
-        imported = f"{imports}\nprint('imported', flush=True)"
-        for name, text in (("__init__", imported), ("distributed", "")):
+        imported = f"{imports}\ndef set_num_threads(n): pass\nprint('imported', flush=True)"
+        for name, text in {**TORCH, "__init__": imported}.items():
+            (folder / f"torch/{name}.py").parent.mkdir(parents=True, exist_ok=True)
             (folder / f"torch/{name}.py").write_text(text)
+        (folder / "launchers").mkdir()
+        shutil.copy(python_start.__file__, folder / "launchers/sitecustomize.py")
+        shutil.copy(torchrun.__file__, folder / f"launchers/{python_start.LAUNCHER}.py")
         (folder / "code").mkdir()
         (folder / "code/train.py").write_text(HELPERS + program if program else PROGRAM)
         (folder / "code/beside.py").write_text("WORD = 'beside'")
@@ -106,16 +190,22 @@ class StandIn:
         self._door.listen()
         self._door.settimeout(PATIENCE_S)
         self.folder = folder
-        ranks = {"NODE_RANK": "1", "NNODES": "2", "NPROC_PER_NODE": "2", "MASTER_PORT": "1234"}
+        ranks = {"NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234"}
         agent = {"CAVVY_NOTICE": str(folder / "notice"), "CAVVY_REJOINS": "1"}
+        agent |= {"CAVVY_ATTEMPT": str(attempt), ROOM: " " * ROOM_SIZE}
+        module = [sys.executable, "-m", "torch.distributed.run", json.dumps(config or {})]
         self.process = subprocess.Popen(
-            [sys.executable, torchrun.__file__, str(folder / "code/train.py"), str(folder), *words],
-            env={**os.environ, **ranks, **agent, "CAVVY_ATTEMPT": str(attempt)}
-            | {"PYTHONPATH": str(folder)},
+            [*module, str(folder / "code/train.py"), str(folder), *words],
+            env={**os.environ, **ranks, **agent, "PYTHONPATH": f"{folder}/launchers:{folder}"},
             stdout=subprocess.PIPE,
+            stderr=None if heard else subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
-        self._line, _ = self._door.accept()
+        if heard:
+            self._line, _ = self._door.accept()
+        else:
+            self._line = socket.socket(socket.AF_UNIX)
         self._line.settimeout(PATIENCE_S)
         self._file = self._line.makefile("rw")
 
@@ -139,9 +229,14 @@ class StandIn:
     def end(self) -> tuple[int, int]:
         """Return the exit code, and how often the stand-in of PyTorch was imported."""
         out, _ = self.process.communicate(timeout=PATIENCE_S)
+        with pytest.raises(ProcessLookupError):  # nothing is left of it
+            os.killpg(self.process.pid, 0)
+        self.close()
+        return self.process.returncode, out.count("imported")
+
+    def close(self) -> None:
         for each in (self._file, self._line, self._door):
             each.close()
-        return self.process.returncode, out.count("imported")
 
 
 def test_ranks_of_the_next_attempt_need_not_import_torch_again(tmp_path: Path) -> None:
@@ -268,7 +363,6 @@ def test_the_launcher_and_kept_programs_talk_alike_with_the_agent() -> None:
     launcher = list_statements("agent/work/torchrun.py")
     kept = {**list_statements("train/world.py"), **list_statements("train/rejoin.py")}
     alike = {
-        "_leave": 3,
         "_as_shell": 1,
         "_read": 6,
         "_wait_for_rejoin": 4,
@@ -291,3 +385,123 @@ def list_statements(path: str) -> dict[str, list[str]]:
         elif isinstance(node, ast.Assign):
             found[ast.unparse(node.targets[0])] = [ast.unparse(node.value)]
     return found
+
+
+def test_what_follows_the_launcher_is_done_once(tmp_path: Path) -> None:
+    agent = StandIn(tmp_path, attempt=2)
+    agent.hear()
+    assert agent.hear() == {"keeps": {"kept": 0}}
+    out, _ = agent.process.communicate(timeout=PATIENCE_S)
+    agent.close()
+    assert out.split() == ["imported", "after"]
+
+
+# sends a signal when the first rank has been forked: the fork before only looks whether it can
+EARLY = """
+import os, signal
+forks = []
+def tell():
+    forks.append(1)
+    if len(forks) == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+os.register_at_fork(after_in_parent=tell)
+"""
+
+
+def test_a_signal_between_two_forks_reaches_all_ranks(tmp_path: Path) -> None:
+    agent = StandIn(tmp_path, imports=EARLY)
+    agent.hear()
+    assert agent.hear() == {"keeps": {"kept": 0}}
+    assert agent.end() == (-15, 1)
+
+
+def test_a_signal_ends_a_launcher_that_waits_for_the_next_attempt(tmp_path: Path) -> None:
+    agent = StandIn(tmp_path)
+    agent.hear()
+    for rank in (2, 3):
+        agent.read(1, rank)
+    agent.say(regroup={})
+    agent.hear()
+    agent.say(stay={})
+    agent.process.terminate()
+    assert agent.hear() == {"keeps": {"kept": 0}}
+    assert agent.end() == (-15, 1)
+
+
+def test_others_see_the_variables_of_a_rank(tmp_path: Path) -> None:
+    agent = StandIn(tmp_path, program=SHOWS)
+    agent.hear()
+    agent.hear()
+    agent.end()
+    for rank in (2, 3):
+        shown = (tmp_path / f"shown-{rank}").read_text().split("\0")
+        assert {f"RANK={rank}", f"LOCAL_RANK={rank - 2}", "WORLD_SIZE=4"} <= {*shown}
+        assert "CAVVY_ATTEMPT=1" in shown
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"max_restarts": 1}, "restart the ranks by itself"),
+        ({"min_nodes": 1}, "number of nodes"),
+        ({"rdzv_backend": "etcd"}, "rendezvous of its own"),
+        ({"rdzv_configs": {"rank": 0}}, "another rank"),
+        ({"rdzv_endpoint": "elsewhere:1234"}, "another address"),
+        ({"filters": ["loss"]}, "filters=['loss']"),
+        ({"tee": 3}, "options for logs"),
+        ({"signals_to_handle": "SIGUSR2"}, "signals_to_handle='SIGUSR2'"),
+    ],
+)
+def test_pytorch_starts_the_ranks_if_the_launcher_is_asked_for_more(
+    tmp_path: Path, config: dict[str, object], why: str
+) -> None:
+    agent = StandIn(tmp_path, config=config, heard=False)
+    out, _ = agent.process.communicate(timeout=PATIENCE_S)
+    agent.close()
+    imported, note, plain, after = out.splitlines()
+    assert (imported, plain, after) == ("imported", "plain", "after")
+    assert note.startswith("cavvy: if a node is lost")
+    assert why in note
+
+
+def test_pytorch_starts_what_has_the_address_of_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = {"NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234"}
+    (tmp_path / "train.py").write_text("pass")
+    (tmp_path / "stand_in_api.py").write_text(API)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = importlib.import_module("stand_in_api").LaunchConfig(
+        min_nodes=2, max_nodes=2, nproc_per_node=1, max_restarts=0, rdzv_backend="c10d"
+    )
+    config.rdzv_endpoint = "10.0.0.7:1234"
+    words = ["-u", str(tmp_path / "train.py")]
+    env = {**ranks, "CAVVY_HOSTS": "10.0.0.7,10.0.0.8"}
+    assert torchrun.find_obstacle(config, sys.executable, words, env) == ""
+    words.append("--peer=10.0.0.8:99")
+    assert "address of a node" in torchrun.find_obstacle(config, sys.executable, words, env)
+    assert "no script" in torchrun.find_obstacle(config, sys.executable, ["-u", "none.py"], env)
+    assert "own Python" in torchrun.find_obstacle(config, "bash", words, env)
+    assert "missing" in torchrun.find_obstacle(config, sys.executable, words, {})
+
+
+def test_the_python_of_the_work_keeps_its_own_customization(tmp_path: Path) -> None:
+    for name, file in (("sitecustomize", python_start), (python_start.LAUNCHER, torchrun)):
+        (tmp_path / "launchers").mkdir(exist_ok=True)
+        shutil.copy(str(file.__file__), tmp_path / f"launchers/{name}.py")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/sitecustomize.py").write_text("print('own')")
+    look = "import sys, sitecustomize; print(sitecustomize.__file__); print(sys.path)"
+    for own in (f":{tmp_path}/own", ""):
+        path = {"PYTHONPATH": f"{tmp_path}/launchers{own}", "CAVVY_REJOINS": "1"}
+        done = subprocess.run(
+            [sys.executable, "-c", look],
+            env={**os.environ, **path},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        *said, found, paths = done.stdout.splitlines()
+        assert (said, done.stderr) == (["own"] if own else [], "")
+        assert not own or found.startswith(f"{tmp_path}/own")
+        assert "launchers" not in paths

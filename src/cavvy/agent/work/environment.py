@@ -13,7 +13,9 @@ import sys
 from ..config import AgentConfig
 from ..disk import write_whole
 from ..documents import WorkConfig
+from ..kept_program import REJOINS, may_keep
 from ..tunnel import tunnel_variables
+from .python_start import LAUNCHER
 
 # A login shell's variables, and those needed to reach the network from this node. The agent's other
 # variables are left out, because they may contain the credentials of a server that has started the
@@ -61,6 +63,8 @@ DEVICE_VARIABLES = {
 
 # the variables of Open MPI 5 and 4; they apply to all nodes of a job
 MPI_FOLDERS = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
+# blanks, in whose place a rank that was forked shows its variables (`torchrun.py`)
+ROOM, ROOM_SIZE = "CAVVY_RANK_ROOM", 400
 MPS = "/tmp/nvidia-mps"  # the default folder of the control daemon's pipes
 SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 # After SIGTERM, the shell waits for the command that runs, which may save, and then exits with its
@@ -223,20 +227,30 @@ def _rank(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
         "CAVVY_HOSTFILE": config.host_file,
         "CAVVY_MPI": f"{sys.executable if work.image is None else 'python3'} {config.mpi_program}",
         "CAVVY_MPI_KEY": work.gang_key,
-        "CAVVY_TORCHRUN": config.torchrun_program,
         **(tunnel_variables(config) if work.tunnel is not None else {}),
     }
 
 
+def add_launchers(config: AgentConfig, env: dict[str, str]) -> None:
+    """Let the programs of the work be kept, and start the ranks of PyTorch's launchers so that they
+    can be."""
+    env[REJOINS] = "1"
+    env[ROOM] = " " * ROOM_SIZE
+    env["PYTHONPATH"] = ":".join(filter(None, (config.launchers_folder, env.get("PYTHONPATH"))))
+
+
 def write_rank_files(config: AgentConfig, work: WorkConfig) -> None:
     """Write the files whose paths are in the gang's variables: the list of hosts (lines `address
-    slots=N`), and the programs that start MPI on these hosts, and a training on this one.
+    slots=N`), the program that starts MPI on these hosts, and what starts ranks for PyTorch.
     """
     slots = work.accelerators_per_node or 1
     write_whole(
         config.host_file, "".join(f"{address} slots={slots}\n" for address in work.addresses)
     )
-    _write_program("torchrun.py", config.torchrun_program)
+    if may_keep(work):
+        os.makedirs(config.launchers_folder, exist_ok=True)
+        _write_program("python_start.py", f"{config.launchers_folder}/sitecustomize.py")
+        _write_program("torchrun.py", f"{config.launchers_folder}/{LAUNCHER}.py")
     if work.nodes > 1:
         _write_program("mpi.py", config.mpi_program)
 

@@ -21,6 +21,7 @@ import zlib
 from ..disk import open_own, read_process
 from .cpu_uses import CpuUses
 from .deadlocks import is_deadlocked
+from .python_start import LAUNCHER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ HELPERS = (
     "torch/distributed/launcher/",
     "subprocess.py",
 )
+RANKS = f"/{LAUNCHER}.py"  # the file that starts ranks for PyTorch's launchers
 # Processes of the agent itself, which run the work.
 OWN = "/agent/work/reaper.py"
 # of the dumps of the flight recorder
@@ -276,6 +278,10 @@ def dump(tool: str, pid: int) -> tuple[list[dict[str, Any]], str]:
         }
         for each in main.get("frames", ())
     ]
+    # a rank that was forked has the frames of its launcher below its own
+    own = next((at for at, each in enumerate(frames) if each["file"].endswith(RANKS)), len(frames))
+    is_rank = any(each["name"] == "be_rank" for each in frames[own:])
+    frames = frames[:own] if is_rank and own else frames
     return frames, "" if frames else f"{TOOL}: process {pid} has no main thread"
 
 

@@ -1,10 +1,13 @@
-"""Starts a training on this node as torchrun does, and keeps what it has imported while the job
-replaces a lost node: `python "$CAVVY_TORCHRUN" [--nproc-per-node N] [-m] train.py ...`.
+"""Starts the ranks of this node for torchrun, and keeps what it has imported while the job replaces
+a lost node.
 
-The process imports PyTorch, and forks one rank for each accelerator. The ranks run the program and
-get the variables of torchrun. If another node of the job is lost, they end, and this process stays:
-the ranks of the next attempt are forked from it, and need not import PyTorch. It has run none of
-the program, and has used no accelerator, so that a copy of it can do all that a new process can.
+`python_start.py` runs this in the processes that start ranks with PyTorch: torchrun itself,
+`python -m torch.distributed.run`, `accelerate launch`. Such a process has imported PyTorch when it
+knows what to start. It then forks its ranks, which run the program, and need not import PyTorch
+again. If another node of the job is lost, the ranks end, and the process stays: the ranks of the
+next attempt are forked from it, too. It has run none of the program, and has used no accelerator,
+so that a copy of it can do all that a new process can. Where this is not so, or the launcher is
+asked for something that this does not do, PyTorch starts the ranks (`find_obstacle`).
 `kept_program.py` has the messages between this process and the agent. `cavvy.train` keeps programs
 in the same way without a launcher.
 
@@ -14,7 +17,8 @@ Cavvy, on Python 3.9 or later.
 
 from __future__ import annotations
 
-import argparse
+import atexit
+import dataclasses
 import gc
 import json
 import os
@@ -23,11 +27,13 @@ import select
 import signal
 import socket
 import sys
+import threading
 import types
 from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType, TracebackType
     from typing import Any, NoReturn
 
@@ -36,6 +42,17 @@ KILL_S = 30.0  # seconds that the other ranks have to end when one has failed, a
 _LONGEST = 4096  # bytes of the description of a lost connection
 _ENDS = (signal.SIGTERM, signal.SIGINT)
 _PASSED_ON = (*_ENDS, signal.SIGUSR1)
+ROOM = "CAVVY_RANK_ROOM"  # the agent fills it with blanks (`environment.py`)
+# With 1, PyTorch counts GPUs without using them.
+_COUNTS = "PYTORCH_NVML_BASED_CUDA_CHECK"
+_ENV_START, _ENV_END = 47, 48  # indexes of the fields of /proc/PID/stat after the program's name
+_FOLDERS = ("_root_log_dir", "_run_log_dir")  # empty unless output is written there
+# What is done here of a configuration of PyTorch's launcher; the rest must be as by default.
+_DONE = {
+    *("min_nodes", "max_nodes", "nproc_per_node", "run_id", "role", "max_restarts", "logs_specs"),
+    *("rdzv_backend", "rdzv_endpoint", "rdzv_configs", "rdzv_timeout", "local_addr"),
+    *("monitor_interval", "start_method", "numa_options"),
+}
 
 
 class NodeRanks:
@@ -44,8 +61,8 @@ class NodeRanks:
     the other; a test compares both.
     """
 
-    def __init__(self, count: int, line: socket.socket | None) -> None:
-        self._count, self._line = count, line
+    def __init__(self, place: Place, line: socket.socket | None) -> None:
+        self._place, self._line = place, line
         self._rest = b""
         self._ranks: dict[int, socket.socket] = {}  # process ID -> what the rank says of its error
         self._failed = 0  # exit code of the first rank that has failed, negative for a signal
@@ -57,40 +74,44 @@ class NodeRanks:
         for each in (self._woken, self._wakes):
             each.setblocking(False)
 
-    def run(self) -> socket.socket:
-        """Fork the ranks until they end for good, and exit with the first failed one's code.
-        Return, in each rank, the socket on which it describes the error that ends it."""
+    def run(self) -> tuple[socket.socket, int] | None:
+        """Fork the ranks until they end for good, and exit with the first failed one's code, or
+        return None. Return, in each rank, its number on this node, and the socket on which it
+        describes the error that ends it."""
+        self._take_signals()
         while True:
             self._failed, self._error, self._asked = 0, "", False
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             gc.freeze()  # the collector would write to each object, which copies its page
-            for local in range(self._count):
+            # a signal that arrives now waits until there are ranks that get it
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+            for local in range(self._place.count):
                 mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
                 pid = os.fork()
                 if not pid:
                     mine.close()
                     self._become_rank(local)
-                    return its
+                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                    return its, local
                 its.close()
                 self._ranks[pid] = mine
-            if not self._handlers:
-                self._take_signals()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self._await_ranks()
             # ranks that save when they are asked to end may end with 0
             stays = bool(self._failed or self._asked) and not self._signalled
             if not stays or not self._wait_for_rejoin():
                 self._leave(self._failed)
+                return None
 
     def _become_rank(self, local: int) -> None:
-        if self._handlers:
-            signal.set_wakeup_fd(-1)
-        for each in (self._line, self._woken, self._wakes, *self._ranks.values()):
+        for each in (self._line, *self._ranks.values()):
             if each is not None:
                 each.close()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        os.environ.update(name_rank(os.environ, local, self._count))
+        self._return_signals()
+        variables = self._place.name_rank(os.environ, local)
+        os.environ.update(variables)
+        show_variables(variables)
         if "numpy.random" in sys.modules:  # the ranks would draw the same numbers
             sys.modules["numpy.random"].seed()
 
@@ -101,6 +122,13 @@ class NodeRanks:
         for number in _PASSED_ON:
             self._handlers[number] = signal.signal(number, self._pass_on)
         self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def _return_signals(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for each in (self._woken, self._wakes):
+            each.close()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
         self._signalled = self._signalled or number in _ENDS
@@ -169,7 +197,13 @@ class NodeRanks:
             self._say({"apart": {"code": _as_shell(self._failed), "error": self._error}})
         poll, answered = select.poll(), False
         poll.register(self._line, select.POLLIN)
-        while poll.poll(None if answered else WAIT_S * 1000):
+        poll.register(self._woken, select.POLLIN)
+        while ready := poll.poll(None if answered else WAIT_S * 1000):
+            if self._woken.fileno() in [fd for fd, _ in ready]:
+                self._woken.recv(4096)
+                if self._signalled:
+                    return False
+                continue
             heard = self._read()
             if heard is None or "leave" in heard:
                 return False
@@ -198,67 +232,282 @@ class NodeRanks:
         if self._line is not None:
             self._line.sendall(json.dumps(line).encode() + b"\n")
 
-    def _leave(self, code: int) -> NoReturn:
+    def _leave(self, code: int) -> None:
         with suppress(OSError):
             self._say({"keeps": {"kept": 0}})
+        if self._line is not None:
+            self._line.close()
+        self._return_signals()
         if code < 0:
             with suppress(OSError):  # SIGKILL has no handler
                 signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
+        if code:
+            sys.exit(_as_shell(code))
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """How many ranks this node has, and what else torchrun tells a rank."""
+
+    count: int
+    port: str = ""  # of rank 0 where it is not $MASTER_PORT
+    role: str = "default_role"
+    run: str = "none"
+
+    def name_rank(self, env: Any, local: int) -> dict[str, str]:
+        """Return the variables by which torchrun tells a rank its place. Rank 0 holds the store."""
+        node, nodes = int(env["NODE_RANK"]), int(env["NNODES"])
+        rank, size = str(node * self.count + local), str(nodes * self.count)
+        return {
+            "RANK": rank,
+            "LOCAL_RANK": str(local),
+            "WORLD_SIZE": size,
+            "LOCAL_WORLD_SIZE": str(self.count),
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": size,
+            "ROLE_NAME": self.role,
+            "GROUP_RANK": str(node),
+            "GROUP_WORLD_SIZE": str(nodes),
+            "MASTER_ADDR": env["MASTER_ADDR"],
+            "MASTER_PORT": self.port or env["MASTER_PORT"],
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": self.run,
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        }
+
+
+def replace_launch(api: Any) -> None:
+    """Let the ranks be started here that PyTorch would start. `api` is PyTorch's module with the
+    function through which all of its launchers go."""
+    plain = api.launch_agent
+    set_here = _COUNTS not in os.environ
+    os.environ.setdefault(_COUNTS, "1")
+
+    def launch(config: Any, entrypoint: Any, args: list[Any], *rest: Any, **more: Any) -> Any:
+        if set_here:
+            os.environ.pop(_COUNTS, None)
+        why = find_obstacle(config, entrypoint, args, os.environ) or find_uncopied()
+        if why:
+            note = "cavvy: if a node is lost, the ranks of the others import PyTorch again, since"
+            print(f"{note} {why}", file=sys.stderr, flush=True)
+            return plain(config, entrypoint, args, *rest, **more)
+        return start_ranks(config, args)
+
+    api.launch_agent = launch
+
+
+def find_obstacle(config: Any, entrypoint: Any, args: list[Any], env: Any) -> str:
+    """Return why PyTorch must start the ranks, or ""."""
+    if not {"NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"} <= env.keys():
+        return "variables of the job are missing"
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name not in _DONE and (value or None) != (_find_default(field) or None):
+            return f"the launcher has {field.name}={value!r}"
+    logs = getattr(config, "logs_specs", None)
+    if logs is not None and any(
+        value for name, value in vars(logs).items() if name not in _FOLDERS
+    ):
+        return "the launcher has options for logs"
+    if config.max_restarts:
+        return "the launcher may restart the ranks by itself"
+    if not isinstance(entrypoint, str) or entrypoint != sys.executable or args[:1] != ["-u"]:
+        return "the launcher does not start a script of its own Python"
+    program = args[1] if len(args) > 1 else ""
+    if program != "-m" and not _is_script(program):
+        return f"{program or 'nothing'} is no script"
+    flags = sys.flags
+    if flags.isolated or flags.ignore_environment or flags.no_user_site:
+        return "the launcher's Python has options that its ranks would not have"
+    if getattr(config, "numa_options", None) is not None and _find_binding() is None:
+        return "the launcher has options for NUMA"
+    return _find_other_place(config, args, env)
+
+
+def _find_other_place(config: Any, args: list[Any], env: Any) -> str:
+    """Return how the launcher sees the nodes otherwise than the job, or ""."""
+    if not config.min_nodes == config.max_nodes == int(env["NNODES"]):
+        return "the launcher was not told the job's number of nodes"
+    known = config.rdzv_configs.keys() <= {"rank", "timeout"}
+    if config.rdzv_backend not in ("static", "c10d") or not known:
+        return "the launcher has a rendezvous of its own"
+    if int(config.rdzv_configs.get("rank", env["NODE_RANK"])) != int(env["NODE_RANK"]):
+        return "the launcher was told another rank than the node's"
+    if _split(config.rdzv_endpoint)[0] != env["MASTER_ADDR"]:
+        return "the launcher was told another address than $MASTER_ADDR"
+    hosts = env.get("CAVVY_HOSTS", "").split(",")
+    if any(each and each in str(word) for word in args for each in hosts):
+        return "the program's arguments have the address of a node"
+    return ""
+
+
+def _split(endpoint: str) -> tuple[str, str]:
+    host, _, port = endpoint.strip().rpartition(":")
+    return host.strip("[]"), port
+
+
+def _find_default(field: dataclasses.Field[Any]) -> Any:
+    if field.name == "shutdown_timeout":
+        return int(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def _is_script(path: str) -> bool:
+    """Return whether this is a file with Python's source; Python also runs archives and folders."""
+    try:
+        with open(path, "rb") as file:
+            return b"\0" not in file.read(1024)
+    except OSError:
+        return False
+
+
+def _find_binding() -> Callable[..., Any] | None:
+    """Return PyTorch's function that binds a process to the CPUs near its GPU."""
+    with suppress(ImportError):
+        from torch.numa import binding
+
+        name = "_maybe_apply_numa_binding_to_current_process"
+        found: Callable[..., Any] | None = getattr(binding, name, None)
+        return found
+    return None
+
+
+def find_uncopied() -> str:
+    """Return what a copy of this process would lack, or "". Only a copy knows of its GPUs."""
+    import torch
+
+    if threading.active_count() > 1 or threading.current_thread() is not threading.main_thread():
+        return "the launcher has several threads"
+    pid = os.fork()
+    if not pid:
+        kinds = (getattr(torch, kind, None) for kind in ("cuda", "xpu"))
+        bad = [getattr(kind, "_is_in_bad_fork", None) for kind in kinds]
+        os._exit(int(any(each is not None and each() for each in bad)))
+    return "the launcher has used a GPU" if os.waitpid(pid, 0)[1] else ""
+
+
+def start_ranks(config: Any, args: list[Any]) -> dict[int, Any]:
+    """Start the ranks, and return what PyTorch returns when they have ended without an error. Does
+    not return in the ranks."""
+    port = _split(config.rdzv_endpoint)[1]
+    place = Place(
+        count=config.nproc_per_node,
+        port="" if port == os.environ["MASTER_PORT"] else port,
+        role=config.role,
+        run=config.run_id,
+    )
+    rank = NodeRanks(place, connect()).run()
+    if rank is not None:
+        be_rank(*rank, config, args[1:])
+    return dict.fromkeys(range(place.count))
+
+
+def be_rank(parent: socket.socket, local: int, config: Any, words: list[Any]) -> NoReturn:
+    """Run the program in a new rank, and exit as a process of its own would. What the launcher does
+    after its ranks is not done."""
+    from torch.distributed.elastic.utils.api import macros
+
+    code = 0
+    try:
+        if getattr(config, "numa_options", None) is not None and (bind := _find_binding()):
+            bind(gpu_index=local, numa_options=config.numa_options)
+        if threads := os.environ.get("OMP_NUM_THREADS"):
+            _limit_threads(threads)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(AttributeError):
+                stream.reconfigure(write_through=True)  # type: ignore[union-attr] # as with -u
+        program, *rest = macros.substitute(words, str(local))
+        if module := program == "-m":
+            program, *rest = rest
+        sys.argv = [program, *rest]
+        run_program(program, module=module)
+    except SystemExit as end:
+        code = _find_code(end)
+    except KeyboardInterrupt:
+        code = -signal.SIGINT
+        sys.excepthook(*sys.exc_info())
+    except BaseException as error:  # noqa: BLE001 - the end of the program
+        code = 1
+        sys.excepthook(type(error), error, _cut(error.__traceback__))
+        lost = f"{type(error).__name__}: {error}" if is_lost_connection(error) else ""
+        with suppress(OSError):
+            parent.send(lost.encode(errors="replace")[:_LONGEST] + b"\n")
+    _exit(code)
+
+
+def _limit_threads(count: str) -> None:
+    """Obey a variable that was set after PyTorch was imported."""
+    import torch
+
+    if count.isdigit() and int(count):
+        torch.set_num_threads(int(count))
+
+
+def _find_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return (end.code or 0) & 0xFF
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _cut(trace: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that is the program's own."""
+    last = trace
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == __file__:
+            last = trace.tb_next or trace
+        trace = trace.tb_next
+    return last
+
+
+def _exit(code: int) -> NoReturn:
+    """Exit as Python does at its end, but leave the functions of the launcher alone."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined] # awaits the program's threads
+        atexit._run_exitfuncs()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        if code < 0:
+            signal.signal(-code, signal.SIG_DFL)
+            os.kill(os.getpid(), -code)
         os._exit(_as_shell(code))
 
 
-def name_rank(env: Any, local: int, count: int) -> dict[str, str]:
-    """Return the variables by which torchrun tells a rank its place. Rank 0 holds the store."""
-    node, nodes = int(env.get("NODE_RANK", "0")), int(env.get("NNODES", "1"))
-    rank, size = str(node * count + local), str(nodes * count)
-    return {
-        "RANK": rank,
-        "ROLE_RANK": rank,
-        "WORLD_SIZE": size,
-        "ROLE_WORLD_SIZE": size,
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(count),
-        "GROUP_RANK": str(node),
-        "GROUP_WORLD_SIZE": str(nodes),
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": env.get("MASTER_ADDR", "127.0.0.1"),
-        "MASTER_PORT": env.get("MASTER_PORT", "29500"),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": env.get("CAVVY_JOB_ID", "none"),
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-    }
+def show_variables(variables: dict[str, str]) -> None:
+    """Show others the variables of this process, which it got after it was started. What they see
+    in /proc/PID/environ is the memory in which the variables were at first. The agent looks there
+    for the ranks of a job that hangs, or must end."""
+    os.environ.pop(ROOM, None)
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        first, end = int(fields[_ENV_START]) - 1, int(fields[_ENV_END])  # each begins after a 0
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            memory.seek(first)
+            block = memory.read(end - first)
+            at = block.find(b"\0" + ROOM.encode() + b"=") + 1
+            room = block.find(b"\0", at) - at
+            if at and room > 0:
+                memory.seek(first + at)
+                memory.write(_fill(variables, room))
+    except (OSError, ValueError, IndexError):
+        return  # a kernel that shows no such memory
 
 
-def main(words: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="$CAVVY_TORCHRUN",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    each = int(os.environ.get("NPROC_PER_NODE", "1"))
-    parser.add_argument("--nproc-per-node", "--nproc_per_node", type=int, default=each)
-    parser.add_argument("-m", "--module", action="store_true")
-    parser.add_argument("program")
-    parser.add_argument("rest", nargs=argparse.REMAINDER)
-    asked = parser.parse_args(words)
-    if asked.nproc_per_node > 1:
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; read by the import
-    import torch.distributed  # noqa: F401 - before the fork
-
-    parent = NodeRanks(asked.nproc_per_node, connect()).run()
-    before = sys.excepthook
-
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        before(kind, error, trace)
-        lost = f"{kind.__name__}: {error}" if is_lost_connection(error) else ""
-        with suppress(OSError):
-            parent.send(lost.encode(errors="replace")[:_LONGEST] + b"\n")
-
-    sys.excepthook = tell
-    sys.argv = [asked.program, *asked.rest]
-    run_program(asked.program, module=asked.module)
+def _fill(variables: dict[str, str], room: int) -> bytes:
+    """Return as many of the variables as fit, in as many bytes as there are."""
+    text = b""
+    for name, value in variables.items():
+        each = os.fsencode(f"{name}={value}") + b"\0"
+        text += each if len(text + each) <= room else b""
+    return text.ljust(room, b"\0")
 
 
 def connect() -> socket.socket | None:
@@ -277,15 +526,16 @@ def connect() -> socket.socket | None:
 
 def run_program(program: str, *, module: bool) -> None:
     """Run a script or a module as the main one, as `python PROGRAM` does."""
+    path = os.path.abspath(program)
     if module:
         sys.path[0] = os.getcwd()
         runpy.run_module(program, run_name="__main__", alter_sys=True)
         return
-    sys.path[0] = os.path.dirname(os.path.abspath(program))
+    sys.path[0] = os.path.dirname(path)
     main_module = types.ModuleType("__main__")
-    main_module.__file__ = program
-    with open(program, "rb") as file:
-        code = compile(file.read(), program, "exec", dont_inherit=True)
+    main_module.__file__ = path
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec", dont_inherit=True)
     sys.modules["__main__"] = main_module
     exec(code, main_module.__dict__)
 
@@ -311,7 +561,3 @@ def _read_error(line: socket.socket) -> str | None:
 
 def _as_shell(code: int) -> int:
     return 128 - code if code < 0 else code
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
