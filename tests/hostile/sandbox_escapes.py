@@ -298,7 +298,10 @@ ATTEMPTS["pidfd-getfd"] = lambda: call(438, 438, call(434, 434, 1, 0), 0, 0)
 @attempt("kill-first")
 def _() -> str:
     with suppress(PermissionError):
-        for number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGALRM):
+        for number in (
+            *(signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGALRM, signal.SIGINT),
+            *range(signal.SIGRTMIN, signal.SIGRTMAX),
+        ):
             os.kill(1, number)
         time.sleep(0.05)
     with open("/proc/1/stat") as file:
@@ -309,6 +312,18 @@ def _() -> str:
 ATTEMPTS["kill-host"] = lambda: os.kill(HUNT["pid"], 0)
 ATTEMPTS["signal-by-owner"] = lambda: fcntl.fcntl(socket.socket(), fcntl.F_SETOWN, HUNT["pid"])
 ATTEMPTS["limits-of-first"] = lambda: resource.prlimit(1, resource.RLIMIT_NPROC, (9999, 9999))
+ATTEMPTS["files-of-first"] = lambda: resource.prlimit(1, resource.RLIMIT_NOFILE, (9, 1024))
+ATTEMPTS["time-of-first"] = lambda: resource.prlimit(1, resource.RLIMIT_CPU, (1000, 1000))
+ATTEMPTS["first-when-idle"] = lambda: (
+    os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0)) or "idle"
+)
+ATTEMPTS["first-as-batch"] = lambda: call(314, 274, 1, struct.pack("=IIQiIQQQ", 48, 3, *[0] * 6), 0)
+ATTEMPTS["first-last"] = lambda: os.setpriority(os.PRIO_PROCESS, 1, 19) or "set"
+ATTEMPTS["user-last"] = lambda: os.setpriority(os.PRIO_USER, 0, 19) or "set"
+ATTEMPTS["disk-of-first"] = lambda: f"returned {call(251, 30, 1, 1, 3 << 13)}"
+ATTEMPTS["disk-of-user"] = lambda: f"returned {call(251, 30, 3, 1000, 3 << 13)}"
+# the machine's program for crashes would start, as root and outside; only the limit 1 prevents it
+ATTEMPTS["crash-program"] = lambda: resource.getrlimit(resource.RLIMIT_CORE) != (1, 1)
 ATTEMPTS["more-processes"] = lambda: resource.setrlimit(resource.RLIMIT_NPROC, (9999, 9999))
 ATTEMPTS["more-memory"] = lambda: resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))
 ATTEMPTS["more-cpus"] = lambda: os.sched_setaffinity(0, range(os.cpu_count() or 1))
@@ -351,6 +366,7 @@ simple("bpf", 321, 280, 0, ctypes.create_string_buffer(128), 128)
 simple("perf", 298, 241, struct.pack("=IIQ", 1, 112, 0) + bytes(96), 0, -1, -1, 0)
 simple("userfaultfd", 323, 282, 1)
 simple("io-uring", 425, 425, 4, ctypes.create_string_buffer(120))
+simple("requests-of-machine", 206, 0, 1000, ctypes.byref(ctypes.c_ulong()))
 simple("kexec", 246, 104, 0, 0, None, 0)
 simple("load-module", 175, 105, None, 0, b"")
 simple("load-module-file", 313, 273, -1, b"", 0)
@@ -458,6 +474,36 @@ def _() -> str:
 def _() -> object:
     asked = struct.pack("16sHH4s8x", b"lo", socket.AF_INET, 0, socket.inet_aton("10.0.0.1"))
     return fcntl.ioctl(socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0x8916, asked)
+
+
+# What the user and the machine have few of
+
+
+@attempt("terminals-of-machine")
+def _() -> object:
+    made = 0
+    with suppress(OSError):
+        while made < 200:
+            os.openpty()
+            made += 1
+    return made if made > 64 else ""
+
+
+@attempt("watchers-of-user")
+def _() -> object:
+    made = sum(LIBC.inotify_init1(0) >= 0 for _ in range(200))
+    return made if made > 64 else ""
+
+
+@attempt("watched-files-of-user")
+def _() -> object:
+    watcher = LIBC.inotify_init1(0)
+    folders = glob.iglob("/usr/**/", recursive=True)
+    made = sum(
+        LIBC.inotify_add_watch(watcher, os.fsencode(each), 2) > 0
+        for each, _ in zip(folders, range(9000), strict=False)
+    )
+    return made if made > 8192 else ""
 
 
 # What programs share

@@ -34,6 +34,7 @@ LIMITS = {"memory_mib": 512, "disk_mib": 16, "processes": 48}
 OUTSIDE = (
     *("secret", "host-process", "loopback-port", "abstract-socket", "path-socket"),
     *("inherited-variable", "sys", "processes-seen", "packet-socket", "shm-file"),
+    *("crash-program", "terminals-of-machine", "requests-of-machine", "watchers-of-user"),
 )
 
 

@@ -69,7 +69,9 @@ class _Inside:
         self._until = time.monotonic() + options["timeout_s"]
         self._memory = options["memory_mib"] * _MIB
         self._programs: dict[int, int] = {}  # the number of each program, by its process ID
-        self._shared = 0  # bytes of shared memory that programs have asked for
+        # what programs have asked for, such as bytes of shared memory, and how much there may be
+        self._most = {system_calls.MEMORY: self._memory, **system_calls.MOST_WATCHING}
+        self._had = dict.fromkeys(self._most, 0)
         self._alive = False  # whether there is any process but this
         self._memory_over = False
         self._network = bool(options["network"])
@@ -79,6 +81,7 @@ class _Inside:
         awake, signalled = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python would end for `kill -INT -1`
         poll = select.poll()
         poll.register(awake, select.POLLIN)
         poll.register(self._control, select.POLLIN)
@@ -98,8 +101,9 @@ class _Inside:
                     with suppress(BlockingIOError):
                         os.read(awake, 512)
                 elif fd == self._questions:
-                    left = self._memory - self._shared
-                    self._shared += system_calls.answer_mapping(self._questions, left)
+                    left = {name: most - self._had[name] for name, most in self._most.items()}
+                    what, amount = system_calls.answer(self._questions, left)
+                    self._had[what] += amount
                 elif not self._obey():
                     return
             self._reap()
@@ -165,7 +169,7 @@ class _Inside:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:  # orphans are children of this process, too
                 self._alive = self._memory_over = False
-                self._shared = 0
+                self._had = dict.fromkeys(self._most, 0)
                 return
             if not pid:
                 return
@@ -178,7 +182,7 @@ class _Inside:
 
     def _look(self) -> float:
         """End the programs if they use too much memory. Return when to look again, in seconds."""
-        used = _count_memory() + self._shared
+        used = _count_memory() + self._had[system_calls.MEMORY]
         if used > self._memory:
             self._memory_over = True
             with suppress(ProcessLookupError):
@@ -243,7 +247,9 @@ def _limit(options: dict[str, Any]) -> None:
         (resource.RLIMIT_FSIZE, disk),
         (resource.RLIMIT_NPROC, options["processes"]),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
-        (resource.RLIMIT_CORE, 0),
+        # 1, unlike 0, also keeps the kernel from starting the machine's program for crashes
+        # (`fs/coredump.c`), as root and outside, with what a sandbox's program has in its memory
+        (resource.RLIMIT_CORE, 1),
         (resource.RLIMIT_MEMLOCK, 64 << 10),
         (resource.RLIMIT_SIGPENDING, 1024),
         (resource.RLIMIT_MSGQUEUE, 0),

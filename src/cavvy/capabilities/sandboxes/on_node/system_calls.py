@@ -13,6 +13,10 @@ import fcntl
 import os
 import struct
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 # by name: the numbers on x86-64 and arm64; -1: not there
 REFUSED = {
     "ptrace": (101, 117),
@@ -85,11 +89,34 @@ REFUSED = {
     "sysfs": (139, -1),
 }
 # Programs do without these if the system says that it has none: clone3 hides its flags from the
-# filter, and the memory of the others is in no process, so it could not be limited.
-ABSENT = {"clone3": (435, 435), "memfd_create": (319, 279), "memfd_secret": (447, 447)}
+# filter, the memory of the next two is in no process, so it could not be limited, and the requests
+# of io_setup are those of the whole machine, which are few.
+ABSENT = {
+    "clone3": (435, 435),
+    "memfd_create": (319, 279),
+    "memfd_secret": (447, 447),
+    "io_setup": (206, 0),
+}
+# A program may change its own limits and priority, by the ID 0, and no others: the first
+# process, which has the same user, would come too late to limit the memory of the others.
+OWN_ONLY = {
+    "prlimit64": (302, 261),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+}
+# as these, with the kind of the ID before it: a process is 0 for priorities and 1 for disks
+OWN_ONLY_OF_KIND = {"setpriority": (141, 140, 0), "ioprio_set": (251, 30, 1)}
 _SOCKET, _SOCKETPAIR, _CLONE = (41, 198), (53, 199), (56, 220)
 _IOCTL, _PERSONALITY = (16, 29), (135, 92)
 _MMAP, _SECCOMP = (9, 222), (317, 277)
+# Programs get these one by one, from the first process, until they have had as many as there may
+# be. It hears of no end, so it counts anew when all programs have ended. The watchers of files are
+# those of the host's user, who has 128 of them and 8,192 files or more: they are the machine's
+# programs' own, too.
+MEMORY, WATCHERS, WATCHED = "memory", "watchers", "watched"
+_WATCH = {(253, -1): WATCHERS, (294, 26): WATCHERS, (254, 27): WATCHED}
+MOST_WATCHING = {WATCHERS: 32, WATCHED: 8192}
 _SHARED, _ANONYMOUS, _HUGE = 0x1, 0x20, 0x40000  # flags of mmap
 _NEWEST = 462  # mseal; calls with greater numbers are newer than this list
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
@@ -98,7 +125,8 @@ _SPACES = 0x7E020000  # the flags of clone for new namespaces
 # TIOCSTI types into a terminal, TIOCLINUX pastes, TIOCSETD loads a line discipline
 _TERMINALS = (0x5412, 0x541C, 0x5423)
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
-_EPERM, _ENOMEM, _EINVAL, _ENOSYS, _EAFNOSUPPORT = 1, 12, 22, 38, 97
+_EPERM, _ENOMEM, _EINVAL, _EMFILE, _ENOSPC, _ENOSYS, _EAFNOSUPPORT = 1, 12, 22, 24, 28, 38, 97
+_TOO_MANY = {MEMORY: _ENOMEM, WATCHERS: _EMFILE, WATCHED: _ENOSPC}  # as without sandboxes
 
 _LOAD, _EQUAL, _GREATER, _SET, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
@@ -133,11 +161,18 @@ def make_filter(machine: str) -> bytes:
                     (_EQUAL, 0, 1, numbers[column]),
                     (_RETURN, 0, 0, _ERRNO | error),
                 ]
+    for pair in OWN_ONLY.values():
+        lines += _when(pair[column], _allow_only(0, (0,), _EPERM))
+    for x86, arm, kind in OWN_ONLY_OF_KIND.values():
+        lines += _when((x86, arm)[column], _allow_own(kind))
     lines += _when(_SOCKET[column], _check_family())
     lines += _when(_SOCKETPAIR[column], _allow_only(0, (_AF_UNIX,), _EAFNOSUPPORT))
     lines += _when(_CLONE[column], _refuse_flags(0, _SPACES))
     lines += _when(_SECCOMP[column], _refuse_flags(1, _NEW_LISTENER))
     lines += _when(_MMAP[column], _check_mapping())
+    for pair in _WATCH:
+        if pair[column] >= 0:
+            lines += _when(pair[column], [(_RETURN, 0, 0, _ASK)])
     lines += _when(_IOCTL[column], _refuse_values(1, _TERMINALS))
     lines += _when(_PERSONALITY[column], _allow_only(0, (0, 0xFFFFFFFF), _EPERM))
     lines.append((_RETURN, 0, 0, _ALLOW))
@@ -146,7 +181,7 @@ def make_filter(machine: str) -> bytes:
 
 def install(program: bytes) -> int:
     """Give this process and its later children the filter. Return the file that has their questions
-    (`answer_mapping`), or -1 if the kernel has none: then what they ask for fails with ENOSYS.
+    (`answer`), or -1 if the kernel has none: then what they ask for fails with ENOSYS.
     Raises OSError.
     """
     library = ctypes.CDLL(None, use_errno=True)
@@ -162,30 +197,37 @@ def install(program: bytes) -> int:
     return -1
 
 
-def answer_mapping(listener: int, left: int) -> int:
-    """Let the next program that asks have the shared memory that it maps, unless this is more than
-    the bytes that are left. Return how many bytes it has got. The size is in a register, so it
-    cannot change any more.
+def answer(listener: int, left: Mapping[str, int]) -> tuple[str, int]:
+    """Let the next program that asks have what it asks for, such as shared memory that it maps,
+    unless this is more than what is left. Return what it has got, and how much. The size is in a
+    register, so it cannot change any more.
     """
     asked = bytearray(_QUESTION.size)
     try:
         fcntl.ioctl(listener, _RECEIVE, asked)
-        number, *_, size = _QUESTION.unpack(asked)[:8]
-        size = -(-int(size) // _PAGE) * _PAGE
-        if size > left:
-            fcntl.ioctl(listener, _SEND, _ANSWER.pack(number, 0, -_ENOMEM, 0))
-            return 0
+        name, _, _, call, *_, size = _QUESTION.unpack(asked)[:8]
+        what, amount = _find_asked(call, int(size))
+        if amount > left[what]:
+            fcntl.ioctl(listener, _SEND, _ANSWER.pack(name, 0, -_TOO_MANY[what], 0))
+            return what, 0
         try:
-            fcntl.ioctl(listener, _SEND, _ANSWER.pack(number, 0, 0, _CONTINUE))
+            fcntl.ioctl(listener, _SEND, _ANSWER.pack(name, 0, 0, _CONTINUE))
         except OSError as error:
             if error.errno != _EINVAL:
                 raise
             # a kernel before Linux 5.5
-            fcntl.ioctl(listener, _SEND, _ANSWER.pack(number, 0, -_ENOSYS, 0))
-            return 0
+            fcntl.ioctl(listener, _SEND, _ANSWER.pack(name, 0, -_ENOSYS, 0))
+            return what, 0
     except OSError:  # a signal has ended or interrupted the call; it asks again
-        return 0
-    return size
+        return MEMORY, 0
+    return what, amount
+
+
+def _find_asked(call: int, size: int) -> tuple[str, int]:
+    for pair, what in _WATCH.items():
+        if call == pair[_ARCHITECTURES[find_machine()][0]]:
+            return what, 1
+    return MEMORY, -(-size // _PAGE) * _PAGE
 
 
 def find_machine() -> str:
@@ -204,6 +246,15 @@ def _allow_only(
     for value in values:
         lines += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
     return [*lines, (_RETURN, 0, 0, _ERRNO | error)]
+
+
+def _allow_own(kind: int) -> list[tuple[int, int, int, int]]:
+    return [
+        (_LOAD, 0, 0, _ARGUMENT),
+        (_EQUAL, 1, 0, kind),
+        (_RETURN, 0, 0, _ERRNO | _EPERM),
+        *_allow_only(1, (0,), _EPERM),
+    ]
 
 
 def _refuse_values(argument: int, values: tuple[int, ...]) -> list[tuple[int, int, int, int]]:

@@ -27,6 +27,7 @@ MOST_USERS = 1 << 20  # sandboxes of a host that have different IDs
 _TEMPLATE_MIB = 16
 CLIENT = "opt/cavvy"  # where programs of sandboxes find `cavvy.Dict` and `cavvy.Queue`
 _MOST_FILES = 65536  # each takes about 1 KiB of the kernel's memory
+_MOST_TERMINALS = 64  # the machine has 4,096
 
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = (
     *(0x1, 0x2, 0x4, 0x8, 0x20, 0x1000, 0x4000, 0x40000),
@@ -242,9 +243,8 @@ def _build_root(disk_mib: int, shown: list[str]) -> None:
             os.makedirs(path[1:], exist_ok=True)
             _mount(f"..{path}", path[1:], None, _BIND | _REC)
     with suppress(OSError):  # programs work without terminals
-        _mount(
-            "devpts", "dev/pts", "devpts", _NOSUID | _NOEXEC, "newinstance,ptmxmode=0666,mode=0620"
-        )
+        options = f"newinstance,ptmxmode=0666,mode=0620,max={_MOST_TERMINALS}"
+        _mount("devpts", "dev/pts", "devpts", _NOSUID | _NOEXEC, options)
     if _libc.syscall(ctypes.c_long(_PIVOT_ROOT[system_calls.find_machine()]), b".", b"."):
         raise OSError(ctypes.get_errno(), "pivot_root")
     _unmount(".")
