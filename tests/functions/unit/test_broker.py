@@ -226,6 +226,17 @@ def test_the_end_of_a_spawned_call_is_known(
     assert FunctionCall(call._link, call._request, call._answer, round).cost() == 0
 
 
+async def test_calls_have_methods_for_await(served: Served) -> None:
+    one, other = served.spawn("add", 1), served.spawn("add", 2)
+    assert await FunctionCall.gather.aio(one, other) == FunctionCall.gather(one, other) == [2, 3]
+    assert await one.done.aio()
+    priced = FunctionCall(one._link, one._request, one._answer, round)
+    assert await priced.cost.aio() == 0
+    held = served.spawn("add", 3)
+    await held.cancel.aio()
+    assert await other.get.aio(timeout=60) == 3
+
+
 def test_a_worker_answers_calls_that_were_cancelled_before_they_began() -> None:
     """The broker gives a process no more calls than it has places until each is answered."""
     for options in ({"concurrency": 1, "batch": 2}, {"concurrency": 2, "batch": None}):

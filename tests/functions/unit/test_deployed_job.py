@@ -154,6 +154,30 @@ def test_a_job_that_stays_queued_is_told_with_its_reason_when_it_changes(
     ]
 
 
+def test_the_caller_of_a_deployed_app_is_told_when_it_waits_for_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its job may be queued behind another one for ever; a start of some seconds is none of its
+    business."""
+
+    def refuse(_: object) -> None:
+        raise ConnectionRefusedError
+
+    waits = Waits(["queued"] * 4 + ["queued waits"] * 4 + ["starting"] * 2)
+    monkeypatch.setattr(waits, "stays", True)
+    monkeypatch.setattr(jobs, "read_state", waits.look)
+    monkeypatch.setattr(jobs, "time", waits)
+    monkeypatch.setattr(jobs, "dial_here", refuse)
+    monkeypatch.setattr(deployed, "find_part", lambda *_: make_part("r1"))
+    looked_up = deployed.find_function("embed", "f", "team", trust=True, consent=False)
+    real = jobs.FunctionJob
+    monkeypatch.setattr(real, "_read_log", lambda *_: "")
+    monkeypatch.setattr(jobs, "FunctionJob", lambda _, **options: real(waits, **options))
+    with pytest.raises(AppBroken):
+        looked_up.remote()
+    assert capsys.readouterr().err.splitlines() == ["embed: queued, waits", "embed: starting"]
+
+
 def test_a_killed_caller_ends_as_by_exit_and_keeps_its_own_handlers() -> None:
     def be_killed() -> None:
         with jobs.ended_by_signals():

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from cavvy.capabilities.functions import payload, spawned
 from cavvy.capabilities.functions.app import MAIN, App, BothWays, Function
@@ -66,7 +66,7 @@ class FunctionCall:
         """Wait for the result, for at most `timeout` seconds, and return it. Raises the exception
         of the function. Raises CallTimeout; the call goes on.
         """
-        return BothWays(self._get, self._get_aio)
+        return _both_ways(self._get)
 
     @staticmethod
     def from_id(name: str, *, trust: bool = True) -> "FunctionCall":
@@ -90,10 +90,24 @@ class FunctionCall:
             "deploy the app and use `Function.lookup`: then the server keeps the calls of `spawn`",
         )
 
-    def cost(self) -> int | None:
+    @property
+    def cost(self) -> BothWays[[], int | None]:
         """Wait for the result, and return what the call has cost, in micro-dollars: its share of
         the job's price, which calls that run at the same time divide equally. None while the job
         has no bill yet. Raises CavvyError."""
+        return _both_ways(self._cost)
+
+    @property
+    def cancel(self) -> BothWays[[], None]:
+        """Cancel the call; its process ends if the call is running."""
+        return _both_ways(self._cancel)
+
+    @property
+    def done(self) -> BothWays[[], bool]:
+        """Return whether the call has a result or has failed."""
+        return _both_ways(self._done)
+
+    def _cost(self) -> int | None:
         share_s = self._answer.result()[0].get("share_s")
         if share_s is None or self._find_cost is None:
             raise InvalidArgument(
@@ -102,20 +116,13 @@ class FunctionCall:
             )
         return self._find_cost(float(share_s))
 
-    def cancel(self) -> None:
-        """Cancel the call; its process ends if the call is running."""
+    gather: ClassVar[BothWays[..., list[Any]]]  # below: it needs this class
+
+    def _cancel(self) -> None:
         self._link.forget(self._request)
 
-    def done(self) -> bool:
-        """Return whether the call has a result or has failed."""
+    def _done(self) -> bool:
         return self._answer.done()
-
-    @staticmethod
-    def gather(*calls: "FunctionCall") -> list[Any]:
-        """Wait for all of the calls, and return their results."""
-        for kind in {type(each) for each in calls}:
-            kind._wait_for_all([each for each in calls if type(each) is kind])
-        return [each.get() for each in calls]
 
     @staticmethod
     def _wait_for_all(calls: "Sequence[Any]") -> None:
@@ -132,8 +139,19 @@ class FunctionCall:
                 self._result.append(read_result(self._link, head, body))
         return self._result[0]
 
-    async def _get_aio(self, timeout: float | None = None) -> Any:
-        return await asyncio.to_thread(self._get, timeout)
+
+def _both_ways(call: Callable[..., Any]) -> BothWays[..., Any]:
+    return BothWays(call, partial(asyncio.to_thread, call))
+
+
+def _gather(*calls: FunctionCall) -> list[Any]:
+    """Wait for all of the calls, and return their results."""
+    for kind in {type(each) for each in calls}:
+        kind._wait_for_all([each for each in calls if type(each) is kind])
+    return [each.get() for each in calls]
+
+
+FunctionCall.gather = _both_ways(_gather)
 
 
 class AppRun:

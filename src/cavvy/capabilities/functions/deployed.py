@@ -140,7 +140,6 @@ def find_function(
     known.runner = DeployedRun(
         known,
         CallKeeper(chosen, app, codec, once=found.once, consent=consent, schema=schema),
-        quiet=True,
         codec=codec,
         find_source=lambda called: (
             f"{chosen}/{part.part}",

@@ -40,6 +40,7 @@ _STATE = ("__init__", "asking", "objects")
 _PACKAGE = Path(__file__).parents[2]  # of cavvy
 _ALONE_S = 60.0  # after which the job of a program ends that is gone
 _MOST_ENDED = 4
+_TELL_S = 5.0  # after which the caller of a deployed app is told what it waits for
 _LOOK_S = 0.25  # between two looks at the job
 _DIAL_S = 0.004  # between two tries to connect on this machine
 _HERE_S = 2.0  # after which a running job is not on this machine
@@ -141,7 +142,8 @@ class FunctionJob:
         ended since no program had called it for long, or was lost.
         """
         looked = running_at = 0.0
-        told = WaitTeller(self._source.name, _say_nothing if self._quiet else _say)
+        say = _say_nothing if self._quiet else _say
+        told = WaitTeller(self._source.name, say, _TELL_S if self._source.stays else 0.0)
         while True:
             with suppress(OSError):
                 return dial_here(place.meet)
@@ -199,14 +201,18 @@ class FunctionJob:
 
 class WaitTeller:
     """Says on which phase a caller waits, and why a job is queued, when this changes. Jobs that
-    start at once are told of nothing: the first look says nothing.
+    start at once are told of nothing: the first look says nothing, and neither does any within
+    `after_s`.
     """
 
-    def __init__(self, name: str, say: Callable[[str], None]) -> None:
+    def __init__(self, name: str, say: Callable[[str], None], after_s: float = 0.0) -> None:
         self._name, self._say = name, say
         self._told: str | None = None
+        self._from = time.monotonic() + after_s
 
     def take(self, place: JobPlace, phase: str, reason: str) -> None:
+        if time.monotonic() < self._from:
+            return
         text = ""
         if phase == "queued":
             text = f"queued, {reason}" if reason else f"queued; `cavvy status {place.id}` says why"

@@ -37,13 +37,13 @@ class KeptCall(FunctionCall):
     def id(self) -> str:
         return f"{self._project}/{self._app}/{self._call}"
 
-    def cancel(self) -> None:
+    def _cancel(self) -> None:
         connections = Connections(None, None, None)
         with connections.use() as client:
             wire.cancel_call(client, self._project, self._app, self._call)
         connections.close()
 
-    def done(self) -> bool:
+    def _done(self) -> bool:
         fetch_results([self], 0.0)
         return self._found is not None
 
@@ -61,7 +61,7 @@ class KeptCall(FunctionCall):
             self._values.append(read_kept(self._found, self._codec))
         return self._values[0]
 
-    def cost(self) -> int | None:
+    def _cost(self) -> int | None:
         if self._found is None:
             fetch_results([self], _FOREVER_S)
         if self._found is not None and self._found.cost_micros is None:
