@@ -45,6 +45,7 @@ from cavvy.api.routes import (
     recipes,
     secrets,
     trusts,
+    volumes,
 )
 from cavvy.api.rules import RouteRule, authorize, list_rules
 from cavvy.api.wire import reply
@@ -61,6 +62,7 @@ _ROUTERS = (
     budgets.router,
     execs.router,
     secrets.router,
+    volumes.router,
     accounts.router,
     metrics.audit_router,
     blobs.router,

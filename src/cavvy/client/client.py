@@ -24,7 +24,7 @@ from cavvy.client.paths import job_path, machine_path, make_key, project_path, q
 from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patience
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 105  # increases with every change to the routes
+REVISION = 106  # increases with every change to the routes
 _MOVES = 63  # the first revision in which a retry can replace resources
 _CHOOSES = 74  # the first revision in which a retry can name a checkpoint
 
@@ -586,6 +586,19 @@ class ApiClient:
         """Delete a secret. Raises ApiError `secret-not-found`."""
         self.call(
             "DELETE", f"{project_path(project)}/secrets/{segment('secret', name)}", retry=False
+        )
+
+    # Volumes
+
+    def volumes(self, project: str) -> list[wire.VolumeView]:
+        """Return the named volumes of the server's own machine."""
+        return self.ask(f"{project_path(project)}/volumes", list[wire.VolumeView])
+
+    def delete_volume(self, project: str, name: str) -> None:
+        """Delete a named volume of the server's own machine with its files. Raises ApiError
+        `volume-not-found`, `volume-in-use`."""
+        self.call(
+            "DELETE", f"{project_path(project)}/volumes/{segment('volume', name)}", retry=False
         )
 
     # Recipes

@@ -721,6 +721,17 @@ class SecretList(Answer, frozen=True, kw_only=True):
     secrets: list[SecretRow]
 
 
+class VolumeView(Answer, frozen=True, kw_only=True):
+    """A named volume that is a folder of the server's machine: how many files it has, and how many
+    bytes of the disk they take. `changed_at` is the time of the newest of them."""
+
+    name: str
+    provider: str
+    files: int
+    size_bytes: int
+    changed_at: datetime
+
+
 class BlobsAsk(Ask, frozen=True, kw_only=True):
     """The names (SHA-256) of blobs that a client wants to upload."""
 

@@ -21,13 +21,14 @@ from cavvy.domain.offers import Offer, Quota
 from cavvy.domain.policies import PolicyBook
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import Struct, replace
-from cavvy.domain.volumes import KeptVolume
+from cavvy.domain.volumes import KeptVolume, VolumeFolder
 from cavvy.planner.candidates import OfferedMarket
 from cavvy.providers.abilities import (
     ANSWERS_REQUESTS,
     BILLS_VOLUMES,
     HAS_PARTS,
     HOLDS_VOLUMES,
+    KEEPS_FOLDERS,
     KEEPS_NODES,
     RELAYS_AGENTS,
     REPLACES_NODES,
@@ -35,6 +36,7 @@ from cavvy.providers.abilities import (
     SIGNALS_CHANGES,
     TELLS_QUOTAS,
     AnswersRequests,
+    KeepsFolders,
     RelaysAgents,
     SignalsChanges,
     ability,
@@ -362,6 +364,26 @@ class ProviderPool:
         """
         holder = ability(self._provider(name), BILLS_VOLUMES)
         return () if holder is None else await self._call(name, holder.kept_volumes())
+
+    async def folders(self, project: str) -> Mapping[str, Sequence[VolumeFolder]]:
+        """Return a project's volumes that are folders of this machine, by provider. Raises
+        TryAgain."""
+        return {
+            name: await self._call(name, keeper.folders(project))
+            for name, keeper in self._find_keepers()
+        }
+
+    async def remove_folder(self, project: str, name: str) -> bool:
+        """Remove such a volume. Return whether there was one. Raises TryAgain, Refused."""
+        removed = [
+            await self._call(provider, keeper.remove_folder(project, name))
+            for provider, keeper in self._find_keepers()
+        ]
+        return any(removed)
+
+    def _find_keepers(self) -> list[tuple[str, KeepsFolders]]:
+        found = ((name, ability(each, KEEPS_FOLDERS)) for name, each in self.providers.items())
+        return [(name, keeper) for name, keeper in found if keeper is not None]
 
     def _provider(self, name: str) -> Provider:
         if name in self.providers:

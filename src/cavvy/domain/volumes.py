@@ -1,5 +1,5 @@
 """Volumes that Cavvy created at a provider and that outlive their jobs. While no job pays for a
-volume, the volume has a bill of its own.
+volume, the volume has a bill of its own, unless it is a folder of this machine.
 """
 
 from datetime import date, datetime
@@ -28,6 +28,16 @@ class KeptVolume(Struct, frozen=True, kw_only=True):
     project: str = ""  # as stated by the volume's own label
     used_by: tuple[str, ...] = ()
     price: ExtraPrice | None = None
+
+
+class VolumeFolder(Struct, frozen=True, kw_only=True):
+    """A named volume that is a folder of this machine: how many files it has, and how many bytes
+    of the disk they take."""
+
+    name: str
+    files: int
+    size_bytes: int
+    changed_at: datetime  # the newest of its files
 
 
 class VolumeTerms(Struct, frozen=True, kw_only=True):

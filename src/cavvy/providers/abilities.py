@@ -13,7 +13,7 @@ from cavvy.domain.allocations import NO_LABELS, Host, VolumeLocation
 from cavvy.domain.offers import Offer, Quota
 from cavvy.domain.tasks import Objection, TaskSpec
 from cavvy.domain.values import Struct
-from cavvy.domain.volumes import KeptVolume
+from cavvy.domain.volumes import KeptVolume, VolumeFolder
 from cavvy.providers.base import Ability, GangSpec, Provider
 
 if TYPE_CHECKING:
@@ -46,6 +46,17 @@ class BillsVolumes(Protocol):
         """Return the volumes that this installation created and that outlive their jobs, with
         prices. Raises TryAgain or Refused if a location that may contain volumes does not answer.
         """
+
+
+class KeepsFolders(Protocol):
+    """A provider whose named volumes are folders of this machine, one for each project and name."""
+
+    async def folders(self, project: str) -> Sequence[VolumeFolder]:
+        """Return the volumes of a project."""
+
+    async def remove_folder(self, project: str, name: str) -> bool:
+        """Remove a volume that no job uses, with its files. Return whether it was there. Raises
+        Refused if the system does not permit it."""
 
 
 class HasParts(Protocol):
@@ -292,6 +303,12 @@ BILLS_VOLUMES: Ability[BillsVolumes] = Ability(
     purpose="Lists the volumes that Cavvy has created, with their sizes and prices; Cavvy records "
     "the volumes' cost between jobs in the ledger.",
 )
+KEEPS_FOLDERS: Ability[KeepsFolders] = Ability(
+    name="keeps folders",
+    methods=("folders", "remove_folder"),
+    purpose="Named volumes are folders of this machine: `cavvy state list` and "
+    "`cavvy state rm volume NAME` list and remove them.",
+)
 HAS_PARTS: Ability[HasParts] = Ability(
     name="has parts",
     methods=("silent",),
@@ -379,6 +396,7 @@ ABILITIES: Sequence[Ability[Any]] = (
     SHARES_HOSTS,
     HOLDS_VOLUMES,
     BILLS_VOLUMES,
+    KEEPS_FOLDERS,
     HAS_PARTS,
     SIGNALS_CHANGES,
     RUNS_AGENTS_HERE,

@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (105, "80eddb3adae4bbfa")
+ROUTES = (106, "a643ef2c7230546a")
 ROOT = Path(__file__).resolve().parents[3]
 
 

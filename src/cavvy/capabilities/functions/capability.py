@@ -28,7 +28,7 @@ CAPABILITY = Capability(
         Command(
             name="state",
             place=f"{_STATE}.command:command",
-            summary="List and remove the dicts and queues of a project.",
+            summary="List and remove the dicts, queues and volumes of a project.",
             section="Serve requests",
             after="apps edge model unserve services deploy",
         ),

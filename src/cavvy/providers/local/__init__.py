@@ -8,6 +8,7 @@ from datetime import timedelta
 from cavvy.providers.abilities import (
     CHECKS_TASKS,
     CLOSEABLE,
+    KEEPS_FOLDERS,
     REPLACES_NODES,
     SHARES_HOSTS,
     SIGNALS_CHANGES,
@@ -37,6 +38,7 @@ MANIFEST = Manifest(
     abilities=(
         SHARES_HOSTS,
         SIGNALS_CHANGES,
+        KEEPS_FOLDERS,
         CHECKS_TASKS,
         WHO_AM_I,
         REPLACES_NODES,

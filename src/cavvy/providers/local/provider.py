@@ -17,6 +17,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec, VolumeKind
 from cavvy.domain.units import HourlyRate, format_memory, parse_rate
 from cavvy.domain.values import replace
+from cavvy.domain.volumes import VolumeFolder
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -43,6 +44,7 @@ from cavvy.providers.hosts.supervisor.facts import find_user
 from cavvy.providers.local.configs import KEPT, list_obeyed, list_offers, make_configs, make_host
 from cavvy.providers.local.gang_store import LivingGang, LocalGangStore
 from cavvy.providers.local.processes import ProcessWatch
+from cavvy.providers.local.volumes import list_folders, remove_folder
 
 # how long the hardware's description is cached: devices change rarely, and drivers answer slowly
 _LOOK_AGAIN = timedelta(seconds=60)
@@ -210,6 +212,15 @@ class LocalProvider:
 
     async def changed(self) -> str:
         return await self._watch.changed()
+
+    async def folders(self, project: str) -> Sequence[VolumeFolder]:
+        return await asyncio.to_thread(list_folders, self._home, project)
+
+    async def remove_folder(self, project: str, name: str) -> bool:
+        try:
+            return await asyncio.to_thread(remove_folder, self._home, project, name)
+        except OSError as error:
+            raise Refused(f"the volume {name} cannot be removed: {error}") from error
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
         return check_task(task, self._engine, self._hides)

@@ -1,4 +1,4 @@
-"""`cavvy state`: lists and removes dicts and queues."""
+"""`cavvy state`: lists and removes dicts, queues and the volumes of the server's machine."""
 
 import click
 
@@ -10,9 +10,10 @@ from cavvy.cli.view.output import TableColumn, output_option, rows_out, text_out
 
 @click.group("state", cls=CommandGroup)
 def command() -> None:
-    """List and remove the dicts and queues of a project.
+    """List and remove the dicts, queues and volumes of a project.
 
-    Programs make them: cavvy.Dict("NAME") and cavvy.Queue("NAME").
+    Programs make dicts and queues: cavvy.Dict("NAME") and cavvy.Queue("NAME"). The volumes are
+    those of the server's own machine, which jobs make.
     """
 
 
@@ -20,7 +21,10 @@ def command() -> None:
 @project_option
 @output_option
 def list_state(project: str, output: str) -> None:
-    """List the dicts and queues with their sizes."""
+    """List the dicts, queues and volumes with their sizes.
+
+    The entries of a volume are its files, and its size is what they take on the disk.
+    """
     from cavvy.capabilities.functions.state import wire
 
     with session() as client:
@@ -28,6 +32,7 @@ def list_state(project: str, output: str) -> None:
             *wire.list_objects(client, project, "dict"),
             *wire.list_objects(client, project, "queue"),
         ]
+        volumes = client.volumes(project)
     rows = [
         {
             "name": each.name,
@@ -39,6 +44,17 @@ def list_state(project: str, output: str) -> None:
             "changed_at": each.changed_at,
         }
         for each in found
+    ] + [
+        {
+            "name": each.name,
+            "kind": "volume",
+            "entries": each.files,
+            "bytes": each.size_bytes,
+            "user": "-",
+            "created_at": None,
+            "changed_at": each.changed_at,
+        }
+        for each in volumes
     ]
     columns = [
         TableColumn("name"),
@@ -49,17 +65,27 @@ def list_state(project: str, output: str) -> None:
         TableColumn("created_at", "CREATED", formatting.show_ago, drop=3),
         TableColumn("user", drop=2),
     ]
-    empty = f'project {project} has no dicts and queues; cavvy.Dict("NAME")["key"] = 1 makes one'
+    empty = (
+        f'project {project} has no dicts, queues and volumes; cavvy.Dict("NAME")["key"] = 1 makes '
+        "a dict"
+    )
     rows_out(columns, rows, output, empty=empty)
 
 
 @command.command("rm")
-@click.argument("kind", type=click.Choice(["dict", "queue"]))
+@click.argument("kind", type=click.Choice(["dict", "queue", "volume"]))
 @click.argument("name")
 @project_option
 def remove(kind: str, name: str, project: str) -> None:
-    """Remove a dict or a queue with all that it has."""
+    """Remove a dict, a queue or a volume with all that it has.
+
+    A volume that a running job uses is not removed.
+    """
     from cavvy.capabilities.functions.state import wire
 
-    call_server(wire.delete_object, project, "dict" if kind == "dict" else "queue", name)
+    if kind == "volume":
+        with session() as client:
+            client.delete_volume(project, name)
+    else:
+        call_server(wire.delete_object, project, "dict" if kind == "dict" else "queue", name)
     text_out(f"the {kind} {name} was removed")

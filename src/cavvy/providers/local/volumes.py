@@ -1,0 +1,61 @@
+"""The named volumes of this machine: folders, one for each project and name, which the agents of
+jobs make (`agent/data/mounts.py`).
+"""
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+
+from cavvy.domain.volumes import VolumeFolder
+from cavvy.trees import remove_tree, walk_tree
+
+_REMOVED = ".removed-"  # no volume has a name that begins with a dot
+
+
+def list_folders(home: Path, project: str) -> Sequence[VolumeFolder]:
+    """Return the volumes of a project with their sizes, by name."""
+    above = home / "volumes" / project
+    if not above.is_dir():
+        return ()
+    with os.scandir(above) as entries:
+        found = [each for each in entries if each.is_dir(follow_symlinks=False)]
+    listed = [_count(each.path) for each in found if not each.name.startswith(".")]
+    return sorted(listed, key=lambda each: each.name)
+
+
+def remove_folder(home: Path, project: str, name: str) -> bool:
+    """Remove a volume with its files. Return whether it was there. Raises OSError."""
+    above = home / "volumes" / project
+    gone = above / f"{_REMOVED}{token_hex(6)}"
+    if not name or name.startswith(".") or os.path.basename(name) != name:
+        return False
+    if (above / name).is_symlink() or not (above / name).is_dir():
+        return False
+    (above / name).rename(gone)
+    for each in above.glob(f"{_REMOVED}*"):  # also what an interrupted removal has left
+        with suppress(FileNotFoundError):
+            remove_tree(each)
+    return True
+
+
+def _count(top: str) -> VolumeFolder:
+    """Count the files and bytes on the disk. Files that are removed meanwhile count as none."""
+    files = size = 0
+    changed = 0.0
+    for folder, _, others in walk_tree(top):
+        with suppress(OSError):
+            changed = max(changed, os.lstat(folder).st_mtime)
+        for name in others:
+            with suppress(OSError):
+                about = os.lstat(os.path.join(folder, name))
+                files, size = files + 1, size + about.st_blocks * 512
+                changed = max(changed, about.st_mtime)
+    return VolumeFolder(
+        name=os.path.basename(top),
+        files=files,
+        size_bytes=size,
+        changed_at=datetime.fromtimestamp(int(changed), UTC),
+    )

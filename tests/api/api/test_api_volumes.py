@@ -1,0 +1,73 @@
+"""The named volumes of the server's machine are listed and deleted, unless a job uses them."""
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from tests.api.api.test_api_accounts import code
+from tests.api.api_state import Api
+from tests.contract.stand_in import STAND_IN
+
+from cavvy.api.routes import volumes
+from cavvy.domain.jobs import JobPhase
+from cavvy.providers.base import ProviderContext
+from cavvy.providers.hosts.machine import this_machine
+from cavvy.providers.local import MANIFEST
+from cavvy.providers.local.provider import LocalProvider
+
+BASE = "/v1/projects/default/volumes"
+
+
+@pytest.fixture
+def home(api: Api, tmp_path: Path) -> Path:
+    """The folder of this machine, as a provider of the server."""
+    home = tmp_path / "machine"
+    context = ProviderContext(
+        installation="here",
+        home=home,
+        settings={},
+        agent_command=(sys.executable, str(STAND_IN)),
+        now=lambda: datetime.now(UTC),
+    )
+    local = LocalProvider(MANIFEST, context, this_machine(home))
+    providers = api.app_state.control_plane.pool.providers
+    api.app_state.control_plane.pool.providers = {**providers, "local": local}
+    (home / "volumes/default/models").mkdir(parents=True)
+    (home / "volumes/default/models/weights").write_bytes(b"x" * 5000)
+    return home
+
+
+async def test_a_volume_is_listed_with_its_size_and_deleted(api: Api, home: Path) -> None:
+    (found,) = (await api.http.get(BASE)).json()
+    assert (found["name"], found["provider"], found["files"]) == ("models", "local", 1)
+    assert found["size_bytes"] >= 5000
+    assert (await api.http.get("/v1/projects/other/volumes")).json() == []
+    assert code(await api.http.delete("/v1/projects/other/volumes/models")) == (
+        404,
+        "volume-not-found",
+    )
+    assert (await api.http.delete(f"{BASE}/models")).status_code == 204
+    assert code(await api.http.delete(f"{BASE}/models")) == (404, "volume-not-found")
+    assert not (home / "volumes/default/models").exists()
+    assert (await api.http.get(BASE)).json() == []
+
+
+async def test_a_volume_that_a_job_uses_stays(
+    api: Api, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(volumes, "_USING", tuple(JobPhase))  # no job of this API can run
+    await api.submit("{name: other, run: 'true', volumes: ['data:/c']}")
+    await api.submit("{name: train, run: 'true', volumes: ['models:/c']}")
+    answer = await api.http.delete(f"{BASE}/models")
+    assert code(answer) == (409, "volume-in-use")
+    assert "the job train uses the volume models" in answer.text
+    assert (home / "volumes/default/models/weights").exists()
+    monkeypatch.undo()
+    assert (await api.http.delete(f"{BASE}/models")).status_code == 204
+
+
+async def test_names_that_are_no_volumes_are_refused(api: Api, home: Path) -> None:
+    for name in (".models", "-", "a" * 65, "%2e%2e", "models%2f..%2f..%2f"):
+        assert (await api.http.delete(f"{BASE}/{name}")).status_code in (404, 422)
+    assert (home / "volumes/default/models/weights").exists()
