@@ -37,9 +37,33 @@ def test_heads() -> None:
     )
     assert (host, port) == ("a.org", 80)
     assert first == b"GET /x?y HTTP/1.1\r\nHost: a.org\r\nConnection: close\r\n\r\n"
+    for wrong in (
+        *(b"CONNECT 8.8.8.8\t.a.org:80 HTTP/1.1", b"CONNECT a/.b.org:80 HTTP/1.1"),
+        *(b"GET http://a.org/\nHost:b.org HTTP/1.1", b"GET http://a.org/ HTTP/1.1\r\n Host: b.org"),
+    ):
+        with pytest.raises(ValueError):
+            read_head(wrong + b"\r\n\r\n")
     for wrong in (b"GET / HTTP/1.1", b"CONNECT :443 HTTP/1.1", b"x", b"CONNECT a:0 HTTP/1.1"):
         with pytest.raises(ValueError):
             read_head(wrong + b"\r\n\r\n")
+
+
+def test_a_request_names_the_host_that_was_allowed() -> None:
+    """A server that has several names would serve another one, which the sandbox may not reach."""
+    for line in (b"Host: b.org", b"HOST:b.org", b"A: b\r\nhost: b.org\r\nHost: c.org"):
+        _, _, first = read_head(b"GET http://a.org:81/x HTTP/1.1\r\n" + line + b"\r\n\r\n")
+        assert [each for each in first.split(b"\r\n") if each.lower().startswith(b"host")] == [
+            b"Host: a.org:81"
+        ]
+    for line in (
+        b"Host : b.org",
+        b"A: b\nHost: b.org",
+        b"A: b\rHost: b.org",
+        b"\tHost: b.org",
+        b":x",
+    ):
+        with pytest.raises(ValueError):
+            read_head(b"GET http://a.org/ HTTP/1.1\r\n" + line + b"\r\n\r\n")
 
 
 def ask(sent: bytes, names: Sequence[str] | None, *, anywhere: bool) -> bytes:
@@ -68,7 +92,8 @@ def ask(sent: bytes, names: Sequence[str] | None, *, anywhere: bool) -> bytes:
 
 def test_requests_are_carried() -> None:
     told = ask(b"GET http://127.0.0.1:PORT/x HTTP/1.1\r\nA: b\r\n\r\n", None, anywhere=True)
-    assert told.startswith(b"got GET /x HTTP/1.1\r\nA: b\r\n")
+    assert told.startswith(b"got GET /x HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert b"\r\nA: b\r\n" in told
     told = ask(b"CONNECT localhost:PORT HTTP/1.1\r\n\r\nhello\r\n\r\n", ["local*"], anywhere=True)
     assert told == b"HTTP/1.1 200 OK\r\n\r\ngot hello\r\n\r\n"
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -28,6 +29,8 @@ _HEAD_S = 15.0
 _CONNECT_S = 15.0
 _PIECE = 1 << 16
 _MAIL = 25
+_HOST = re.compile(r"[a-z0-9._:-]+")  # resolvers take more, such as an address before a blank
+_HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")  # names of headers (RFC 9110, 5.6.2)
 # Addresses of the internet by their form at which clouds serve their machines (Azure's wire server)
 _OF_CLOUDS = frozenset({"168.63.129.16"})
 # networks that hold others, or have a purpose of their own (RFC 6890); Oracle's metadata service
@@ -142,7 +145,7 @@ def read_head(head: bytes) -> tuple[str, int, bytes]:
     """
     line, _, rest = head.partition(b"\r\n")
     method, target, version = line.decode("ascii").split(" ")
-    if not version.startswith("HTTP/1."):
+    if not version.startswith("HTTP/1.") or not target.isprintable():
         raise ValueError("no request of HTTP/1")
     if method == "CONNECT":
         host, port = _split(target, 443)
@@ -152,11 +155,24 @@ def read_head(head: bytes) -> tuple[str, int, bytes]:
         raise ValueError("use CONNECT, or a URL that begins with http://")
     where, slash, path = after.partition("/")
     host, port = _split(where.rpartition("@")[2], 80)
-    lines = [each for each in rest.split(b"\r\n") if each]
-    dropped = (b"proxy-", b"connection:", b"keep-alive:")
-    kept = [each for each in lines if not each.lower().startswith(dropped)]
-    begin = f"{method} {slash or '/'}{path} {version}".encode()
+    begin = f"{method} {slash or '/'}{path} {version}\r\nHost: {where.rpartition('@')[2]}".encode()
+    kept = _keep_lines(rest)
     return host, port, b"\r\n".join([begin, *kept, b"Connection: close", b"", b""])
+
+
+def _keep_lines(rest: bytes) -> list[bytes]:
+    """Return the lines of a head that are passed on. Its `Host` is not: a server that has several
+    names would serve one that the sandbox may not reach. Raises ValueError.
+    """
+    lines = [each for each in rest.split(b"\r\n") if each]
+    kept = []
+    for each in lines:
+        name = each.partition(b":")[0].lower()
+        if not _HEADER.fullmatch(name) or b"\n" in each or b"\r" in each:
+            raise ValueError("a line of the head is no header")
+        if name not in (b"host", b"connection", b"keep-alive") and not name.startswith(b"proxy-"):
+            kept.append(each)
+    return kept
 
 
 def _split(where: str, usual: int) -> tuple[str, int]:
@@ -165,7 +181,7 @@ def _split(where: str, usual: int) -> tuple[str, int]:
         host, port = where, ""
     number = int(port) if port else usual
     host = host.strip("[]").lower().rstrip(".")
-    if not host or not 0 < number < 65536:
+    if not _HOST.fullmatch(host) or not 0 < number < 65536:
         raise ValueError("no host")
     return host, number
 
