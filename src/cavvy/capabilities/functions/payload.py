@@ -5,6 +5,9 @@ the server pass them on unread.
 import io
 import json
 import pickle
+import sys
+from collections import ChainMap
+from functools import cache
 from typing import Any, Protocol
 
 from cavvy.capabilities.functions.errors import CallFailed, NotSendable
@@ -26,7 +29,7 @@ def dump_code(value: object, what: str) -> bytes:
     NotSendable.
     """
     try:
-        import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+        pickler = _find_pickler()
     except ImportError:
         try:
             return pickle.dumps(value, 5)
@@ -34,11 +37,28 @@ def dump_code(value: object, what: str) -> bytes:
             raise NotSendable(f"{what} cannot be sent: {error}", _EXTRA) from error
     try:
         buffer = io.BytesIO()
-        cloudpickle.Pickler(buffer, protocol=5).dump(value)
+        pickler(buffer, protocol=5).dump(value)
         return buffer.getvalue()
     except Exception as error:
         hint = "pass plain data, or make such an object inside the function"
         raise NotSendable(f"{what} cannot be sent: {error}", hint) from error
+
+
+@cache
+def _find_pickler() -> Any:
+    """Return cloudpickle's class, but for open files: it would send what is in them. Raises
+    ImportError."""
+    import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+
+    usual = cloudpickle.Pickler.dispatch_table
+
+    def refuse(file: io.TextIOWrapper) -> Any:
+        if file in (sys.stdout, sys.stderr):
+            return usual[io.TextIOWrapper](file)
+        raise pickle.PicklingError(f"{file.name!r} is an open file")
+
+    table = ChainMap({io.TextIOWrapper: refuse}, usual)
+    return type("Pickler", (cloudpickle.Pickler,), {"dispatch_table": table})
 
 
 def dump_arguments(
