@@ -94,6 +94,17 @@ def test_an_image_is_also_a_key_of_a_task(tmp_path: Path) -> None:
         assert ("r.txt" in keys["setup"].get("uses", ())) is (image is base)
 
 
+def test_an_image_of_a_uv_lock(tmp_path: Path) -> None:
+    """A changed lock is another setup."""
+    (tmp_path / "my project").mkdir()
+    for name in ("uv.lock", "pyproject.toml"):
+        (tmp_path / "my project" / name).touch()
+    keys = FunctionImage.python().uv_sync("./my project").to_keys()
+    assert keys["setup"]["uses"] == ["my project/pyproject.toml", "my project/uv.lock"]
+    assert "--directory './my project'" in keys["setup"]["run"]
+    assert "uv.lock" in cavvy.Task("true", workdir=str(tmp_path), **keys).text
+
+
 def test_two_functions_of_one_name() -> None:
     app = App("twice")
 

@@ -55,6 +55,15 @@ def change(text: str) -> tuple[str, list[str], list[str]]:
             "    def f(self, x): ...\n",
         ),
         (
+            "@app.cls()\nclass A:\n    @modal.enter(snap=True)\n    def load(self): ...\n",
+            "@app.cls()\nclass A:\n    @cavvy.enter()\n    def load(self): ...\n",
+        ),
+        (
+            "i = modal.Image.debian_slim().uv_sync('p', frozen=True)\n"
+            "j = modal.Image.debian_slim().uv_sync(uv_project_dir='q', groups=['x'])\n",
+            "i = cavvy.Image.python().uv_sync('p')\nj = cavvy.Image.python().uv_sync(folder='q')\n",
+        ),
+        (
             "@app.cls()\nclass A:\n    size: int = modal.parameter(default=3)\n"
             "    @modal.enter()\n    def load(self): ...\n",
             "@app.cls()\nclass A:\n    size: int = cavvy.parameter(default=3)\n"

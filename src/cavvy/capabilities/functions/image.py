@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Self
 
+_UV_FILES = ("pyproject.toml", "uv.lock")
+
 
 class FunctionImage(dict[str, Any]):
     """The software of functions. Each method returns a new image with one step more. Finished
@@ -54,6 +56,15 @@ class FunctionImage(dict[str, Any]):
         """Add the packages of a requirements file in the app's folder."""
         file = os.fspath(path)
         return self._add(shlex.join(["pip", "install", "-q", "-r", file]), file)
+
+    def uv_sync(self, folder: str | os.PathLike[str] = ".") -> Self:
+        """Add the packages of `uv.lock` in a folder of the app's, with these versions; without the
+        project itself, whose files are sent along."""
+        place, made = os.fspath(folder), "/tmp/requirements-$$.txt"
+        export = ["uv", "export", "-q", "--frozen", "--no-emit-project", "--directory", place]
+        line = f"pip install -q uv && {shlex.join(export)} >{made} && pip install -q -r {made}"
+        files = (os.path.normpath(os.path.join(place, name)) for name in _UV_FILES)
+        return self._add(line, *files)
 
     def run_commands(self, *commands: str) -> Self:
         """Add shell commands."""

@@ -271,6 +271,10 @@ class _Rewriter:
             case "Retries":
                 self._replace(node, keys.get("max_retries", self._first(node) or "2"))
                 self._note(node, "retries follow each other without a pause", open_=False)
+            case "enter":
+                for each in node.keywords:
+                    self._remove_argument(node, each)
+                    self._note(each, f"{each.arg} was removed: a process loads anew", open_=False)
             case _ if name.partition(".")[0] in ("Volume", "Dict", "Queue"):
                 self._stored(node, name)
             case _ if name.startswith("Secret."):
@@ -439,16 +443,10 @@ class _Rewriter:
                 {"gpu", "pre", "extra_options", "extra_index_url", "find_links", "force_build",
                  "secrets", "uv_version"},
             )  # fmt: skip
+        elif step == "uv_sync":
+            self._uv_sync(node)
         elif step == "apt_install":
-            words = [self._source(each) for each in node.args]
-            if all(isinstance(each, ast.Constant) for each in node.args):
-                listed = " ".join(str(each.value) for each in node.args)  # type: ignore[attr-defined]
-                line = f'"apt-get update && apt-get install -y {listed}"'
-            else:
-                joined = ", ".join(words)
-                line = f'"apt-get update && apt-get install -y " + " ".join([{joined}])'
-            self._replace_call(node, function, f"run_commands({line})")
-            self._note(node, "apt needs root on the node: use a container for it", open_=False)
+            self._apt_install(node, function)
         elif step in _IMAGE_DROPPED:
             _, inner_end = self._span(function.value)
             _, end = self._span(node)
@@ -459,6 +457,24 @@ class _Rewriter:
             self._drop_keys(node, {"secrets", "gpu", "force_build", "volumes"})
         else:
             self._note(node, f"Image.{step} has no counterpart", open_=True)
+
+    def _uv_sync(self, node: ast.Call) -> None:
+        for key in node.keywords:
+            if key.arg == "uv_project_dir":
+                self._replace(key, f"folder={self._source(key.value)}")
+        options = {"groups", "extras", "extra_options"}
+        self._drop_keys(node, {"force_build", "frozen", "uv_version", "gpu", *options})
+
+    def _apt_install(self, node: ast.Call, function: ast.Attribute) -> None:
+        words = [self._source(each) for each in node.args]
+        if all(isinstance(each, ast.Constant) for each in node.args):
+            listed = " ".join(str(each.value) for each in node.args)  # type: ignore[attr-defined]
+            line = f'"apt-get update && apt-get install -y {listed}"'
+        else:
+            joined = ", ".join(words)
+            line = f'"apt-get update && apt-get install -y " + " ".join([{joined}])'
+        self._replace_call(node, function, f"run_commands({line})")
+        self._note(node, "apt needs root on the node: use a container for it", open_=False)
 
     def _drop_keys(self, node: ast.Call, keys: set[str]) -> None:
         for each in node.keywords:
