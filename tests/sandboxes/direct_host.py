@@ -70,7 +70,7 @@ def start_host(user: int | None = None, **variables: str) -> Iterator[DirectHost
         folder = Path(top)
         folder.chmod(0o700)
         lay_out(folder)
-        (folder / "host.json").write_text(json.dumps({"idle_s": 60, "env": {}}))
+        (folder / "host.json").write_text(json.dumps({"idle_s": 600, "env": {}}))
         python = sys.executable
         if user is not None:
             python = find_python()
