@@ -92,6 +92,11 @@ _CAUSES: list[tuple[bytes, str]] = [
         "a disk of the node is full: `resources: {disk: 100GB}` requests a larger one",
     ),
     (
+        rb"^EOFError: EOF when reading a line",
+        "the program reads from its standard input, which is empty in a job: pass what it asks for "
+        "as arguments or variables; `cavvy dev` gives a program a terminal",
+    ),
+    (
         rb"gated repo|401 Client Error|Access to model .{1,200} is restricted",
         "a download needs a login: `cavvy secret set HF_TOKEN` stores a token, and `secrets: "
         "[HF_TOKEN]` passes it to the task",

@@ -148,6 +148,7 @@ def test_a_missing_python(tmp_path: Path, output: str) -> None:
         ("OSError: [Errno 98] Address already in use\n", "$MASTER_PORT"),
         ("Cannot access gated repo for url https://x\n", "`cavvy secret set HF_TOKEN`"),
         ("curl: (6) Could not resolve host: x\n", "could not be resolved"),
+        ("EOFError: EOF when reading a line\n", "reads from its standard input"),
     ],
 )
 def test_common_failures_say_what_to_do(output: str, said: str) -> None:

@@ -446,3 +446,98 @@ def test_a_missing_folder_whose_name_begins_with_a_point(folder: Path) -> None:
     task = read_one(folder, "volumes: ['./.cache/:/cache']")
     assert task.volumes == ()
     assert "./.cache/ is empty here" in list_notes(folder)
+
+
+def put(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / f"{name.replace('_', '-')}.yml").write_text(text)
+
+
+BASE = """\
+services:
+  api:
+    image: app:1
+    command: serve
+    environment: [A=1, B=2]
+    volumes: [./data:/data, ./old:/logs]
+    expose: ["80"]
+  web:
+    image: nginx
+"""
+CHANGE = """\
+services:
+  api:
+    gpus: all
+    command: [train, --fast]
+    environment: {B: "3", C: "4"}
+    volumes: [./new:/logs]
+"""
+
+
+def check_joined(file: Path) -> str:
+    for name in ("data", "old", "new"):
+        (file.parent / name).mkdir(exist_ok=True)
+        (file.parent / name / "a").write_text("")
+    found = load_tasks(file)
+    tasks = {each.task.name: each.task for each in found}
+    assert sorted(tasks) == ["api", "web"]
+    api = tasks["api"]
+    assert api.image == "app:1"
+    assert api.run.endswith("train --fast")
+    assert api.env == {"A": "1", "B": "3", "C": "4"}
+    assert {(each.path, each.source) for each in api.volumes} == {
+        ("/data", "data"),
+        ("/logs", "new"),
+    }
+    assert api.resources.accelerators
+    return found[0].source.guess
+
+
+def test_an_override_beside_the_file_is_read_as_by_docker_compose_up(folder: Path) -> None:
+    put(folder, docker_compose=BASE)
+    (folder / "docker-compose.override.yml").write_text(CHANGE)
+    said = check_joined(folder / "docker-compose.yml")
+    assert "docker-compose.override.yml changes it, so both were read" in said
+
+
+def test_a_file_that_changes_services_is_read_with_theirs(folder: Path) -> None:
+    put(folder, docker_compose=BASE)
+    (folder / "docker-compose.gpu.yml").write_text(CHANGE)
+    said = check_joined(folder / "docker-compose.gpu.yml")
+    assert "`docker compose -f docker-compose.yml -f docker-compose.gpu.yml`" in said
+
+
+def test_a_file_that_can_start_stands_alone(folder: Path) -> None:
+    put(folder, docker_compose=BASE)
+    (folder / "other.yml").write_text("services:\n  api:\n    image: other\n")
+    (found,) = load_tasks(folder / "other.yml")
+    assert found.task.image == "other"
+
+
+def test_mistakes_of_two_files_are_named_with_their_own_lines(folder: Path) -> None:
+    put(folder, docker_compose=BASE + "    privileged: true\n")
+    (folder / "docker-compose.gpu.yml").write_text(CHANGE + "    madeup: 1\n")
+    with pytest.raises(SpecError) as error:
+        load_tasks(folder / "docker-compose.gpu.yml")
+    places = {(each.file.rpartition("/")[2], each.line) for each in error.value.problems}
+    assert places == {("docker-compose.yml", 10), ("docker-compose.gpu.yml", 7)}
+
+
+def test_notes_of_two_files_are_named_with_their_own_lines(folder: Path) -> None:
+    put(folder, docker_compose=BASE + "    tty: true\n")
+    (folder / "docker-compose.gpu.yml").write_text(CHANGE)
+    kept = load_file(folder / "docker-compose.gpu.yml").kept
+    (tty,) = (each for each in kept if each.key.endswith("tty"))
+    assert (tty.line, tty.reason.endswith("(in docker-compose.yml)")) == (10, True)
+
+
+def test_a_file_that_only_adds_arguments_of_the_build_is_read_with_the_other(folder: Path) -> None:
+    put(folder, docker_compose="services:\n  api:\n    build: ./app\n    command: serve\n")
+    (folder / "app").mkdir()
+    (folder / "docker-compose.gpu.yml").write_text(
+        "services:\n  api:\n    build: {args: {VARIANT: gpu}}\n    gpus: all\n"
+    )
+    (found,) = load_tasks(folder / "docker-compose.gpu.yml")
+    build = found.task.image_build
+    assert build is not None
+    assert (build.path, build.args) == ("app", {"VARIANT": "gpu"})

@@ -154,3 +154,29 @@ def test_every_key_of_ours_is_ours_or_shared() -> None:
         "any_of",
         "ordered",
     } <= detect._SKYPILOT_NEEDS | {key for key in NEEDS.fields if key.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("a.sbatch", "Slurm"), ("a.slurm", "Slurm"), ("a.pbs", "PBS")]
+)
+def test_the_name_of_a_batch_script_says_whose_it_is(name: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("#!/bin/bash\n# SBATCH --nodes=2\nhostname\n")
+    assert load_file(tmp_path / name).kind == kind
+
+
+def test_a_development_container_is_no_task(tmp_path: Path) -> None:
+    path = tmp_path / "devcontainer.json"
+    path.write_text('{\n\t// a comment\n\t"name": "A B",\n}\n')
+    with pytest.raises(SpecError, match="`cavvy dev`"):
+        load_file(path)
+
+
+def test_a_table_of_outputs_alone_is_a_mistake_in_a_cavvy_file() -> None:
+    with pytest.raises(SpecError) as error:
+        parse_file("run: x\noutputs: {results: s3://b/a}\n")
+    assert "SkyPilot" not in str(error.value)
+
+
+def test_several_documents_of_dstack_are_one_too_many() -> None:
+    with pytest.raises(SpecError, match="a second document begins here"):
+        parse_file("type: dev-environment\nide: vscode\n---\ntype: task\ncommands: [a]\n")

@@ -188,7 +188,7 @@ def test_a_pytorch_job_is_a_gang() -> None:
             make_job(make_pod(container={"resources": {"limits": {"nvidia.com/gpu": -1}}})),
             "is no quantity",
         ),
-        (make_job(make_pod(container={"env": [{"name": "A;B", "value": "1"}]})), "env.A;B"),
+        (make_job(make_pod(container={"env": [{"name": "A;B", "value": "1"}]})), "`env.A;B`"),
         (make_job(make_pod(container={"env": [{"name": "A", "value": "\0"}]})), "NUL byte"),
         (make_pytorch(10**12), "nodes"),
         (make_job(parallelism=4), "a queue of work"),
@@ -378,3 +378,128 @@ def test_a_job_that_kueue_would_start_starts(job: dict[str, Any]) -> None:
     assert [each.refused for each in kept] == [False] * len(kept)
     assert set(labels) | set(least) <= {each.key for each in kept}
     assert any(each.refused for each in find(job).kept)
+
+
+def make_mpi(launcher: dict[str, Any], worker: dict[str, Any]) -> dict[str, Any]:
+    job = make_gang("MPIJob", "mpiReplicaSpecs", Launcher=1, Worker=2)
+    for name, pod in (("Launcher", launcher), ("Worker", worker)):
+        role = job["spec"]["mpiReplicaSpecs"][name]
+        role["template"] = {"spec": pod}
+    return job
+
+
+def mount(name: str, path: str = "/data") -> dict[str, Any]:
+    return {
+        "container": {"volumeMounts": [{"name": name, "mountPath": path}]},
+        "volumes": [{"name": name, "persistentVolumeClaim": {"claimName": name}}],
+    }
+
+
+def test_the_nodes_of_an_mpi_job_have_the_volumes_of_both_roles() -> None:
+    task = read(make_mpi(make_pod(**mount("logs", "/logs")), make_pod(**mount("data"))))
+    assert {(each.source, each.path) for each in task.volumes} == {
+        ("data", "/data"),
+        ("logs", "/logs"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("launcher", "worker", "said"),
+    [
+        (make_pod(**mount("a")), make_pod(**mount("b")), "differ in /data"),
+        (make_pod(initContainers=[CONTAINER]), make_pod(), "no node of its own"),
+        (make_pod(), {**make_pod(), "containers": [CONTAINER] * 2}, "expected one"),
+    ],
+)
+def test_what_the_nodes_of_an_mpi_job_cannot_have_is_refused(
+    launcher: dict[str, Any], worker: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        read(make_mpi(launcher, worker))
+
+
+@pytest.mark.parametrize(
+    ("label", "value", "name"),
+    [
+        ("gpu.nvidia.com/model", "RTX_A4000", "A4000"),
+        ("gpu.nvidia.com/class", "A100_NVLINK_80GB", "A100"),
+        ("example.com/gpu-type", "rtx-2080-ti", "RTX2080Ti"),
+        ("example.com/disk", "fast", None),
+    ],
+)
+def test_labels_that_name_a_gpu_of_the_catalog_choose_it(
+    label: str, value: str, name: str | None
+) -> None:
+    term = {"matchExpressions": [{"key": label, "operator": "In", "values": [value]}]}
+    affinity = {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}
+        }
+    }
+    for pod in (make_pod(affinity=affinity), make_pod(nodeSelector={label: value})):
+        (need,) = read(make_job(pod)).resources.accelerators
+        assert (need.name, need.count_min) == (name, 2)
+
+
+def test_a_resource_that_names_its_gpu() -> None:
+    limits = {"nvidia.com/a100": 2, "cpu": 4}
+    (need,) = read(
+        make_job(make_pod(container={"resources": {"limits": limits}}))
+    ).resources.accelerators
+    assert (need.name, need.count_min) == ("A100", 2)
+
+
+def test_fields_of_a_pod_are_known_on_the_node() -> None:
+    paths = {"POD": "metadata.name", "NODE": "spec.nodeName", "IP": "status.podIP"}
+    env = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in paths.items()
+    ]
+    container = {"env": env, "command": ["sh", "-c", "echo $POD $IP $NODE"], "args": []}
+    task = read(make_job(make_pod(container=container)))
+    known = {"CAVVY_JOB": "train", "CAVVY_HOSTS": "10.0.0.1,10.0.0.2", "NODE_RANK": "1"}
+    done = subprocess.run(
+        ["sh", "-c", task.run],
+        env={**os.environ, **known},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["train-1", "10.0.0.2", os.uname().nodename]
+
+
+def test_mistakes_in_an_image_are_at_its_line() -> None:
+    text = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: a}
+spec:
+  template:
+    spec:
+      containers:
+      - name: main
+        image: <REGISTRY>/a
+"""
+    with pytest.raises(SpecError) as error:
+        parse_file(text)
+    assert error.value.problems[0].line == 9
+
+
+def test_a_job_of_another_operator_is_named() -> None:
+    job = {**make_job(), "apiVersion": "batch.volcano.sh/v1alpha1"}
+    with pytest.raises(SpecError, match=r"does not read a Job of 'batch\.volcano\.sh'"):
+        read(job)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"configMapRef": {"name": "settings"}}, "has no ConfigMap settings"),
+        ({"secretRef": {"name": "keys"}}, "cavvy secret set NAME"),
+    ],
+)
+def test_variables_of_what_the_file_lacks_are_refused(source: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        read(make_job(make_pod(container={"envFrom": [source]})))
+    optional = {key: {**value, "optional": True} for key, value in source.items()}
+    assert read(make_job(make_pod(container={"envFrom": [optional]}))).env == {}

@@ -341,7 +341,7 @@ spec:
         - name: A
           value: b
         - name: NODE
-          valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+          valueFrom: {fieldRef: {fieldPath: metadata.uid}}
         securityContext:
           privileged: true
         resources:

@@ -76,8 +76,12 @@ def test_environments(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words", "said"),
     [
-        (PROJECT, (), "main needs the parameter data: -- -P data=VALUE"),
-        (PROJECT, ("-e", "train"), "no entry point train; it has main, validate"),
+        (PROJECT, (), "needs the parameter data: `cavvy run MLproject -- -P data=VALUE`"),
+        (
+            PROJECT,
+            ("-e", "train"),
+            "no entry point train; it has main, validate: `cavvy run MLproject -- -e main`",
+        ),
         (PROJECT, ("-P", "data"), "expected NAME=VALUE"),
         (PROJECT, ("-P",), "lacks a word"),
         (PROJECT, ("--lr", "1"), "'--lr' is no option here"),

@@ -222,3 +222,17 @@ def test_memory_without_a_unit_is_in_bytes_and_said() -> None:
     assert any("32 are bytes" in each.reason for each in found.kept)
     found = parse_file(f"{HEAD}#PBS -l mem=32gb\nhostname\n", file="job.pbs")
     assert not any("bytes" in each.reason for each in found.kept)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["-l select=1:ncpus=8:ngpus=1 -l gpu_type=v100"],
+        ["-l select=1:ncpus=8:ngpus=1", "-l gpu_model=v100"],
+        ["-l nodes=1:ppn=8:gpus=1:v100"],
+        ["-l nodes=1:ppn=8:v100 -W x=GRES:gpu@1"],
+    ],
+)
+def test_the_gpu_is_named_also_outside_of_a_chunk(lines: list[str]) -> None:
+    (need,) = read(*lines).resources.accelerators
+    assert (need.name, need.count_min) == ("V100", 1)

@@ -709,3 +709,24 @@ def test_the_steps_of_a_script_in_a_cluster_are_those_that_it_started(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert node_tools.list_cluster_steps() == ["7.1", "7.2"], "the first one runs the agents"
+
+
+def test_brackets_of_an_array_are_skipped_as_by_sbatch() -> None:
+    task = read("--array=[0-90]%20")
+    assert ([(each.first, each.last) for each in task.array], task.parallel) == ([(0, 90)], 20)
+
+
+@pytest.mark.parametrize(
+    ("commands", "refused"),
+    [
+        ('ARGS=(\n  --container-image $PWD/a.sqsh\n)\nsrun "${ARGS[@]}" hostname\n', True),
+        ("srun --container-image=a hostname\n", True),
+        ("# --container-image a\nsrun hostname\n", False),
+        ("./submit --container-image a\n", False),
+    ],
+)
+def test_images_of_steps_are_refused_also_in_arrays_of_the_shell(
+    commands: str, refused: bool
+) -> None:
+    kept = parse_file(f"#!/bin/bash\n#SBATCH -N 2\n{commands}").kept
+    assert [each.key for each in kept if each.refused] == ["srun --container-image"] * refused

@@ -32,6 +32,11 @@ def read_name(table: Node, kept_keys: TranslationNotes) -> str | None:
     return plain
 
 
+def is_variable_name(text: str) -> bool:
+    """Return whether a shell can have a variable of this name: ASCII letters, digits and _."""
+    return text.isascii() and text.isidentifier()
+
+
 def tell_value(name: str, *, is_variable: bool) -> str:
     """Return how to set the value of a secret. A variable without a value can also be set on the
     command line.

@@ -65,6 +65,8 @@ def find_dialect(documents: Sequence[Node]) -> Dialect:
         return Dialect.KUBERNETES
     if len(documents) == 1:
         return _find_one(documents[0])
+    if any(_find_one(each) is Dialect.DSTACK for each in documents):
+        return Dialect.DSTACK  # which says that its files have one document
     several = any(_find_one(each) is Dialect.SKYPILOT for each in documents) or (
         bool(documents) and all(_is_neutral(each) for each in documents)
     )
@@ -168,7 +170,8 @@ def _has_their_tables(node: MapNode) -> bool:
     For example, `inputs` is a list for Cavvy and a table for SkyPilot. For Cavvy, `volumes` is a
     list or a single volume with fixed keys; for SkyPilot, it is a table whose keys are paths.
     """
-    if any(isinstance(node.get(key), MapNode) for key in ("secrets", "inputs", "outputs")):
+    # SkyPilot's `outputs` is read together with `inputs`: alone, it is a mistake in a Cavvy file
+    if any(isinstance(node.get(key), MapNode) for key in ("secrets", "inputs")):
         return True
     secrets, workdir, volumes = node.get("secrets"), node.get("workdir"), node.get("volumes")
     named = secrets.items if isinstance(secrets, ListNode) else ()
@@ -201,6 +204,17 @@ def _mentions(node: MapNode) -> bool:
     return any("$SKYPILOT_" in text.replace("{", "") or "~/sky_workdir" in text for text in texts)
 
 
+def refuse_devcontainer(source: TaskSource) -> None:
+    """Raises SpecError if the file describes a development container, which is no task."""
+    if Path(source.notes.file).name in ("devcontainer.json", ".devcontainer.json"):
+        notes = source.make_notes()
+        message = "the file describes a development container, which has no command to run"
+        hint = "`cavvy dev`, in the folder of the project, starts a session by it"
+        first = SourceMark(line=1, column=1)
+        notes.add(first, message, expected="a task file", suggestion=hint)
+        notes.check()
+
+
 def refuse_compose(source: TaskSource) -> None:
     """Raises SpecError if the text is a file of Docker Compose."""
     if any(isinstance(each, MapNode) and _is_compose(each) for each in source.documents):
@@ -227,13 +241,15 @@ def refuse_accelerate(source: TaskSource) -> None:
             notes.check()
 
 
-def find_batch_system(text: str, dialect: Dialect | None) -> Dialect | None:
+def find_batch_system(text: str, dialect: Dialect | None, name: str = "") -> Dialect | None:
     """Return the batch system for which a text is a script: Slurm if it has lines of #SBATCH, or
-    else PBS if it has lines of #PBS. Returns None for other texts, and if `dialect` names another
-    tool.
+    else PBS if it has lines of #PBS, or as the ending of the file's name says. Returns None for
+    other texts, and if `dialect` names another tool.
     """
     if dialect is not None:
         return dialect if dialect in (Dialect.SLURM, Dialect.PBS) else None
+    if is_batch_name(name) and text.startswith("#!"):
+        return Dialect.PBS if name.endswith(".pbs") else Dialect.SLURM
     # qsub takes a script without #!, which may begin with a comment or empty lines
     if not text.lstrip().startswith("#"):
         return None
@@ -241,6 +257,11 @@ def find_batch_system(text: str, dialect: Dialect | None) -> Dialect | None:
         if re.search(rf"^#{word}\s", text, re.MULTILINE) and (word == "PBS" or text[:2] == "#!"):
             return found
     return None
+
+
+def is_batch_name(name: str) -> bool:
+    """Return whether a file's name ends as those of scripts of a batch system do."""
+    return name.endswith((".sbatch", ".slurm", ".pbs"))
 
 
 def is_compose(text: str, dialect: str) -> bool:

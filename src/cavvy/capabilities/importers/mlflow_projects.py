@@ -104,7 +104,9 @@ def _find_command(
             program = "python3" if suffix == ".py" else "${SHELL:-bash}"
             return " ".join((program, quote(entry), *_list_extra(given)))
         known = ", ".join(map(str, points)) or "none"
-        raise ValueError(f"{path}: there is no entry point {entry}; it has {known}: -- -e NAME")
+        first = next(iter(points), "NAME")
+        hint = f"`cavvy run {path.name} -- -e {first}` runs one"
+        raise ValueError(f"{path}: there is no entry point {entry}; it has {known}: {hint}")
     if not isinstance(point, dict) or not isinstance(point.get("command"), str):
         raise ValueError(f"{path}: the entry point {entry} has no `command`")
     values = _fill_parameters(path, entry, point.get("parameters") or {}, given, notes)
@@ -147,7 +149,9 @@ def _fill_parameters(
         if kind not in _TYPES:
             notes.append(f"{name} is passed as text, as MLflow does with a type such as {kind}")
         if name not in given and default is None:
-            raise ValueError(f"{path}: {entry} needs the parameter {name}: -- -P {name}=VALUE")
+            chosen = "" if entry == "main" else f"-e {entry} "
+            hint = f"`cavvy run {path.name} -- {chosen}-P {name}=VALUE` sets it"
+            raise ValueError(f"{path}: {entry} needs the parameter {name}: {hint}")
         value = given.get(str(name), str(default))
         if kind == "float":
             try:

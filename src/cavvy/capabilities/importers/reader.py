@@ -14,6 +14,7 @@ from cavvy.capabilities.importers.detect import (
     names_no_tool,
     refuse_accelerate,
     refuse_compose,
+    refuse_devcontainer,
 )
 from cavvy.capabilities.importers.dialects import Dialect
 from cavvy.domain.slurm_options import TAKEN_OPTIONS
@@ -48,8 +49,9 @@ class ForeignReader:
     def translate(self, source: TaskSource) -> Translation | None:
         """Translate a text, unless it is one of Cavvy."""
         named = _read_name(source)
-        if system := find_batch_system(source.text, named):
+        if system := find_batch_system(source.text, named, source.notes.file):
             return _translate_script(system, source)
+        refuse_devcontainer(source)
         refuse_compose(source)
         refuse_accelerate(source)
         kind, why = _choose(source, named)
@@ -71,7 +73,7 @@ class ForeignReader:
         if is_compose(source.text, source.options.dialect):
             return _substitute_compose(source)
         named = _read_name(source)
-        if find_batch_system(source.text, named):
+        if find_batch_system(source.text, named, source.notes.file):
             return None
         refuse_compose(source)
         if _choose(source, named)[0] is not Dialect.DSTACK:
@@ -237,6 +239,7 @@ def _check_script(source: TaskSource) -> None:
 def _substitute_compose(source: TaskSource) -> Substitute:
     """Read a Compose file, whose services become tasks of a Cavvy file."""
     from cavvy.capabilities.importers.compose.files import translate
+    from cavvy.capabilities.importers.compose.merging import join_files
     from cavvy.spec.overrides import read_variables
     from cavvy.spec.tree import check_single, compose_all
 
@@ -248,12 +251,20 @@ def _substitute_compose(source: TaskSource) -> Substitute:
         root = check_single(compose_all(notes.text, notes), notes)
         notes.check()
         assert root is not None
-        folder, named = Path(notes.file).resolve().parent, read_variables(overrides)
-        made = translate(root, folder, os.environ, named, notes)
+        joined = join_files(root, notes)
     except SpecError as error:
         raise SpecError(error.problems, guess) from None
+    folder, named = Path(notes.file).resolve().parent, read_variables(overrides)
+    if joined is not None:
+        root, notes, guess = joined.root, joined.notes, f"{guess}; {joined.said}"
+    try:
+        made = translate(root, folder, os.environ, named, notes)
+    except SpecError as error:
+        problems = joined.place(error.problems) if joined else error.problems
+        raise SpecError(problems, guess) from None
+    kept = tuple(joined.place_keys(made.kept)) if joined else made.kept
     whole = "\n---\n".join(made.texts) + "\n"
-    return Substitute(text=whole, tool=Dialect.CAVVY, guess=guess, kept=made.kept, notes=made.notes)
+    return Substitute(text=whole, tool=Dialect.CAVVY, guess=guess, kept=kept, notes=made.notes)
 
 
 def _say_guess(file: str, what: str, kind: Dialect, why: str) -> str:

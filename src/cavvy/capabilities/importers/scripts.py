@@ -15,6 +15,7 @@ from typing import Any
 
 from cavvy.capabilities.importers.accelerate_configs import is_accelerate_config, read_accelerate
 from cavvy.capabilities.importers.dependency_files import FileSetup, find_file_setup
+from cavvy.capabilities.importers.detect import is_batch_name
 from cavvy.capabilities.importers.mlflow_projects import NAME as PROJECT
 from cavvy.capabilities.importers.mlflow_projects import read_project
 from cavvy.capabilities.importers.notebooks import SUFFIX, read_notebook, read_notebook_text
@@ -78,6 +79,8 @@ def is_script(path: Path, text: str) -> bool:
     Cavvy as its interpreter.
     """
     first = text.partition("\n")[0]
+    if is_batch_name(path.name) and first.startswith("#!"):
+        return False
     found = _DIRECTIVES.search(text)
     if found and (first.startswith("#!") or (found[1] == "PBS" and text.lstrip().startswith("#"))):
         return False

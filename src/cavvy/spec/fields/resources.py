@@ -192,6 +192,15 @@ def _read_place(text: str) -> str:
     return text
 
 
+def _read_region(text: str) -> str:
+    """Return the name of a region. A region of a batch system is a cluster, and may name one of its
+    partitions, as in cluster/partition.
+    """
+    for part in text.split("/", 1):
+        _read_place(part)
+    return text
+
+
 _SPOT = choice(
     SpotPolicy, {"always": SpotPolicy.ONLY, "required": SpotPolicy.ONLY, "none": SpotPolicy.NEVER}
 )
@@ -263,7 +272,7 @@ _ONE: dict[str, ValueKind | FieldSpec] = {
     "spot": ScalarKind("never, auto or only", _read_spot, _SPOT.schema),
     "providers": ListKind(text_kind("a provider's name", _read_place), single=True),
     "regions": ListKind(
-        text_kind("a region's name, or an area such as eu, us or asia", _read_place), single=True
+        text_kind("a region's name, or an area such as eu, us or asia", _read_region), single=True
     ),
     "network": either(_SPEED, lambda mbps: NetworkNeed(min_mbps=mbps), _NETWORK),
     "max_price": FieldSpec(

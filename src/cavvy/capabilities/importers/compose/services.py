@@ -82,7 +82,8 @@ def read_service(name: str, table: MapNode, mark: SourceMark, reader: ComposeRea
     _sort_keys(name, table, reader)
     image, build = reader.text(table.get("image")), _read_build(table.get("build"), reader)
     if not image and build is None:
-        hint = "join a file that changes another one first: `docker compose -f A -f B config`"
+        hint = "a file that changes another one is read with compose.yaml or docker-compose.yml "
+        hint += "beside it; join others first: `docker compose -f A -f B config`"
         message = f"{name} has neither `image` nor `build`"
         reader.notes.add(mark, message, suggestion=hint)
     volumes = [*_read_volumes(name, table, reader)]

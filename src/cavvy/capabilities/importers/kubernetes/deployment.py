@@ -7,14 +7,19 @@ from math import ceil, isfinite
 from shlex import quote
 from typing import Any
 
-from cavvy.capabilities.importers.common_fields import UNBOUNDED, find_header_problem
+from cavvy.capabilities.importers.common_fields import (
+    UNBOUNDED,
+    find_header_problem,
+    is_variable_name,
+)
 from cavvy.capabilities.importers.kubernetes.objects import (
     ServiceObjects,
     Values,
     at,
+    find_named_gpu,
     keep_unread,
 )
-from cavvy.catalog.accelerators import find_accelerator
+from cavvy.catalog.accelerators import KnownAccelerator, find_accelerator
 from cavvy.domain.services import (
     GPU_PERCENT,
     ReadinessProbe,
@@ -44,7 +49,6 @@ _AGENT = frozenset(
 # the source of a variable that a command of the job sets
 ON_NODE: Mapping[str, bool] = {"isKnownOnNode": True}
 _SHELLS = frozenset(f"{folder}{name}" for folder in ("", "/bin/") for name in ("sh", "bash"))
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _GRACE_S, _PERIOD_S, _TIMEOUT_S, _FAILURES = 30, 10, 1, 3  # Kubernetes' defaults
 _KEY = "HorizontalPodAutoscaler.spec.metrics"
@@ -137,7 +141,7 @@ def read_env(
     secrets, later = list[str](), list[str]()
     for each in objects.container.get("env") or ():
         name, source = str(each.get("name")), at(each, "valueFrom")
-        if not _VARIABLE.fullmatch(name):
+        if not is_variable_name(name):
             reason = (
                 "expected letters, digits and _ in the name of a variable: a shell has no other"
             )
@@ -374,11 +378,14 @@ def _read_wanted(source: Values, is_share: bool) -> Any:
 
 
 _GPUS = ("nvidia.com/gpu", "amd.com/gpu")
-# labels of nodes that name the GPU: of NVIDIA's device plugin, GKE, and EKS with Karpenter
+# labels of nodes that name the GPU: of NVIDIA's device plugin, GKE, EKS with Karpenter, CoreWeave.
+# Another label does so, too, if its value is a GPU of the catalog.
 _PRODUCTS = (
     "nvidia.com/gpu.product",
     "cloud.google.com/gke-accelerator",
     "karpenter.k8s.aws/instance-gpu-name",
+    "gpu.nvidia.com/model",
+    "gpu.nvidia.com/class",
 )
 _BYTES: Mapping[str, float] = {
     **{unit: 1000.0 ** (power + 1) for power, unit in enumerate("kMGTPE")},
@@ -405,11 +412,17 @@ def read_resources(objects: ServiceObjects, kept_keys: TranslationNotes) -> Reso
         reason = f"the job gets at least its limit of memory, {memory}, at which it is stopped"
         kept_keys.note(objects.mark, "containers.resources.requests.memory", reason)
     disk = asked.get("ephemeral-storage")
-    gpus = int(next((asked[key] for key in _GPUS if key in asked), 0))
-    for label in at(objects.pod, "nodeSelector").keys() - (set(_PRODUCTS) if gpus else set()):
-        reason = "labels of nodes have no equivalent; `resources` determines which nodes fit"
-        kept_keys.note(objects.mark, f"nodeSelector.{label}", reason)
-    needs = tuple(_need_gpus(objects, gpus, kept_keys)) if gpus else ()
+    named = {key: found for key in asked if (found := find_named_gpu(key)) is not None}
+    if len(named) > 1:
+        reason = "a node has GPUs of one kind; write `resources.gpu` with the alternatives"
+        kept_keys.refuse(objects.mark, f"containers.resources.limits.{list(named)[1]}", reason)
+    gpus = int(next((asked[key] for key in (*_GPUS, *named) if key in asked), 0))
+    for label, value in at(objects.pod, "nodeSelector").items():
+        if not (gpus and _names_product(label, value)):
+            reason = "labels of nodes have no equivalent; `resources` determines which nodes fit"
+            kept_keys.note(objects.mark, f"nodeSelector.{label}", reason)
+    kind = next(iter(named.values()), None)
+    needs = tuple(_need_gpus(objects, gpus, kind, kept_keys)) if gpus else ()
     return ResourceSpec(
         accelerators=needs,
         cpus_min=None if cpus is None else read_quantity(cpus) or None,
@@ -493,14 +506,15 @@ def _list_volumes(
 
 
 def _need_gpus(
-    objects: ServiceObjects, count: int, kept_keys: TranslationNotes
+    objects: ServiceObjects, count: int, kind: KnownAccelerator | None, kept_keys: TranslationNotes
 ) -> Iterator[AcceleratorNeed]:
-    """Yield a request for `count` GPUs for each product that the node selector or the required node
-    affinity names, or for any GPU if neither names a product."""
-    labels = at(objects.pod, "nodeSelector")
-    named = [str(labels[each]) for each in _PRODUCTS if each in labels]
-    for product in named[:1] or dict.fromkeys(_list_affine(objects)) or ("",):
-        known = find_accelerator(product) if product else None
+    """Yield a request for `count` GPUs for each product that the resource (`kind`), the node
+    selector or the required node affinity names, or for any GPU if none names a product."""
+    labels = at(objects.pod, "nodeSelector").items()
+    named = [str(value) for key, value in labels if _names_product(key, value)]
+    products: Iterable[str] = named[:1] or dict.fromkeys(_list_affine(objects)) or ("",)
+    for product in ("",) if kind else products:
+        known = _find_product(product) if product else kind
         if product and known is None:
             reason = f"{product} is not a GPU of the catalog; write `resources.gpu`"
             kept_keys.refuse(objects.mark, "nodeSelector" if named else "affinity", reason)
@@ -512,11 +526,22 @@ def _need_gpus(
         )
 
 
+def _names_product(label: str, value: object) -> bool:
+    """Return whether a label of a node names the node's GPU."""
+    return label in _PRODUCTS or find_accelerator(str(value)) is not None
+
+
+def _find_product(name: str) -> KnownAccelerator | None:
+    """Return the GPU that the value of a label means, such as A100_NVLINK_80GB at CoreWeave."""
+    return find_accelerator(name) or find_accelerator(name.replace("_NVLINK", ""))
+
+
 def _list_affine(objects: ServiceObjects) -> Iterator[str]:
     """Yield the GPU products that the required node affinity permits."""
     affinity = at(objects.pod, "affinity", "nodeAffinity")
     terms = at(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
     for term in terms.get("nodeSelectorTerms") or ():
         for rule in term.get("matchExpressions") or ():
-            if rule.get("key") in _PRODUCTS and rule.get("operator") == "In":
-                yield from map(str, rule.get("values") or ())
+            if rule.get("operator") == "In":
+                key = str(rule.get("key"))
+                yield from (str(x) for x in rule.get("values") or () if _names_product(key, x))

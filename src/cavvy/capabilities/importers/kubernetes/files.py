@@ -13,7 +13,7 @@ from cavvy.capabilities.importers.kubernetes.objects import (
     join_service,
     read_objects,
 )
-from cavvy.capabilities.importers.kubernetes.places import place_keys
+from cavvy.capabilities.importers.kubernetes.places import find_marks, place_keys
 from cavvy.capabilities.importers.kubernetes.serving import (
     make_deployment,
     make_scaler,
@@ -42,7 +42,7 @@ def _translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
     if len(notes):
         return Translation(kind=Dialect.KUBERNETES, what="file")
     if (job := find_job(documents, kept_keys)) is not None:
-        return _translate_job(job, notes, kept_keys)
+        return _translate_job(job, documents, notes, kept_keys)
     service = read_objects(documents, kept_keys)
     task = None
     if service is not None:
@@ -55,7 +55,7 @@ def _translate(documents: Sequence[Node], notes: ProblemNotes) -> Translation:
             hint = "`kubectl apply --dry-run=server -f FILE` names the value"
             notes.add(service.mark, message, suggestion=hint)
         if task is not None and not any(each.refused for each in kept_keys.list_kept()):
-            check_task(task, {}, service.mark, notes)
+            check_task(task, find_marks(service.mark, documents), service.mark, notes)
     return Translation(
         kind=Dialect.KUBERNETES,
         what="file" if service is None else "service",
@@ -75,7 +75,9 @@ def _read_service(found: FoundService, kept_keys: TranslationNotes) -> TaskSpec 
     return read_service(found.kind, objects, found.values, kept_keys)
 
 
-def _translate_job(job: JobObject, notes: ProblemNotes, kept_keys: TranslationNotes) -> Translation:
+def _translate_job(
+    job: JobObject, documents: Sequence[Node], notes: ProblemNotes, kept_keys: TranslationNotes
+) -> Translation:
     task = None
     try:
         task = read_job(job, kept_keys)
@@ -84,7 +86,7 @@ def _translate_job(job: JobObject, notes: ProblemNotes, kept_keys: TranslationNo
         hint = "`kubectl apply --dry-run=server -f FILE` names the value"
         notes.add(job.mark, message, suggestion=hint)
     if task is not None and not any(each.refused for each in kept_keys.list_kept()):
-        check_task(task, {}, job.mark, notes)
+        check_task(task, find_marks(job.mark, documents), job.mark, notes)
     return Translation(
         kind=Dialect.KUBERNETES,
         what=job.kind,

@@ -71,8 +71,15 @@ def _check_head(kind: str, table: MapNode, notes: ProblemNotes) -> None:
     version = child(table, "apiVersion")
     begins = _GROUPS.get(kind, ("",))
     if isinstance(version, ScalarNode) and not version.text.startswith(begins):
-        message = f"{shown(version.text)} has no kind {kind}"
-        notes.add(version.mark, message, expected="v1" if kind == "Pod" else f"{begins[0]}1")
+        expected = "v1" if kind == "Pod" else f"{begins[0]}1"
+        group = version.text.partition("/")[0]
+        if "." in group:  # of an operator, such as batch.volcano.sh
+            message = f"Cavvy does not read a {kind} of {shown(group)}, which its operator runs"
+            hint = "write a PyTorchJob or a JobSet for pods that work together, or a Cavvy file"
+            notes.add(version.mark, message, expected=expected, suggestion=hint)
+        else:
+            message = f"{shown(version.text)} has no kind {kind}"
+            notes.add(version.mark, message, expected=expected)
     name = child(child(table, "metadata"), "name")
     if name is not None and not isinstance(name, ScalarNode):
         notes.add(name.mark, "`name` is no name", expected="one word, such as train")

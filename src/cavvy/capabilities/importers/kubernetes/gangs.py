@@ -239,8 +239,7 @@ def _read_mpi(
     images = [_container(role).get("image") for role in (launcher, worker)]
     if images[0] != images[1]:
         kept.refuse(job.mark, where, "Launcher and Worker have different images")
-    of_launcher = {**_container(launcher), "resources": _container(worker).get("resources") or {}}
-    pod = {**at(worker, "template", "spec"), "containers": [of_launcher]}
+    pod = _join_mpi_pods(job, where, launcher, worker, kept)
     task = read_pod(job, {**at(worker, "template"), "spec": pod}, kept)
     if task is None:
         return None
@@ -253,6 +252,47 @@ def _read_mpi(
     slots = int(spec.get("slotsPerWorker", 1))
     run = f"export NPROC_PER_NODE={slots}\nexec $CAVVY_MPI sh -c {quote(task.run)}"
     return replace(task, nodes=int(worker.get("replicas", 1)), run=run)
+
+
+def _join_mpi_pods(
+    job: JobObject, where: str, launcher: Values, worker: Values, kept: TranslationNotes
+) -> Values:
+    """Return the pod of a worker with the commands of the launcher, and the volumes of both."""
+    pods = {name: at(role, "template", "spec") for name, role in _name_mpi(launcher, worker)}
+    for name, pod in pods.items():
+        if len(pod.get("containers") or ()) > 1:
+            kept.refuse(job.mark, f"{where}.{name}.template.spec.containers", "expected one")
+    if pods["Launcher"].get("initContainers"):
+        reason = "the launcher has no node of its own; put them before its command"
+        kept.refuse(job.mark, f"{where}.Launcher.template.spec.initContainers", reason)
+    for key in ("nodeSelector", "affinity", "tolerations"):
+        if pods["Launcher"].get(key):
+            reason = "the launcher's command runs on the first worker's node"
+            kept.note(job.mark, f"{where}.Launcher.template.spec.{key}", reason)
+    volumes, mounts = dict[str, Values](), dict[str, Values]()
+    for name, role in _name_mpi(launcher, worker):
+        for found, key, listed in (
+            (volumes, "name", pods[name].get("volumes")),
+            (mounts, "mountPath", _container(role).get("volumeMounts")),
+        ):
+            for each in listed or ():
+                if found.setdefault(str(each.get(key)), each) != each:
+                    reason = f"Launcher and Worker differ in {each.get(key)}, and a node has one"
+                    kept.refuse(job.mark, where, reason)
+    env = {each.get("name") for each in _container(launcher).get("env") or ()}
+    if alone := [x for x in _container(worker).get("env") or () if x.get("name") not in env]:
+        reason = "the processes get the variables of the launcher, which has none of this name"
+        kept.note(job.mark, f"{where}.Worker.env.{alone[0].get('name')}", reason)
+    container = {
+        **_container(launcher),
+        "resources": _container(worker).get("resources") or {},
+        "volumeMounts": [*mounts.values()],
+    }
+    return {**pods["Worker"], "containers": [container], "volumes": [*volumes.values()]}
+
+
+def _name_mpi(launcher: Values, worker: Values) -> tuple[tuple[str, Values], ...]:
+    return ("Worker", worker), ("Launcher", launcher)
 
 
 def _container(role: Values) -> Values:

@@ -11,6 +11,7 @@ from datetime import timedelta
 from hashlib import sha256
 from shlex import quote
 
+from cavvy.capabilities.importers.common_fields import is_variable_name
 from cavvy.capabilities.importers.kubernetes.deployment import (
     ON_NODE,
     read_command,
@@ -56,6 +57,13 @@ _INDICES = {
 _OF_INDEX = re.compile(
     rf"metadata\.(?:annotations|labels)\['({'|'.join(map(re.escape, _INDICES))})'\]"
 )
+# the fields of a pod that have a meaning here, and the words of a shell for their values
+_ADDRESS = '"$(echo "$CAVVY_HOSTS" | cut -d , -f $((NODE_RANK + 1)))"'
+_FIELDS = {
+    **dict.fromkeys(("status.podIP", "status.hostIP"), _ADDRESS),
+    "metadata.name": '"$CAVVY_JOB-$NODE_RANK"',
+    "spec.nodeName": '"$(uname -n)"',
+}
 _OF_JOB = PodKeys(
     read=(
         *("template", "selector", "manualSelector", "parallelism", "completions"),
@@ -150,7 +158,7 @@ def _start_queued(job: JobObject, kept_keys: TranslationNotes) -> JobObject:
 
 def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> TaskSpec | None:
     """Return the task of a pod's template."""
-    template, index = _take_index(job, _add_config_maps(job, template))
+    template, fields = _take_fields(job, _add_config_maps(job, template, kept_keys))
     template, files = take_config_files(job, template, kept_keys)
     values = {"metadata": at(job.values, "metadata"), "spec": {"template": template}}
     objects = ServiceObjects(mark=job.mark, deployment=values, claims=job.claims)
@@ -171,7 +179,7 @@ def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> 
     metadata = at(job.values, "metadata")
     return TaskSpec(
         name=slug(str(metadata.get("name") or metadata.get("generateName") or "").strip("-")),
-        run=index + before + read_command(objects),
+        run=fields + before + read_command(objects),
         image=read_image(objects.container),
         env=env,
         secrets=secrets,
@@ -181,22 +189,24 @@ def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> 
     )
 
 
-def _take_index(job: JobObject, template: Values) -> tuple[Values, str]:
-    """Return the template with its variables that take an index of their pod from an annotation or
-    a label marked as known on the node, and the commands that set them there.
+def _take_fields(job: JobObject, template: Values) -> tuple[Values, str]:
+    """Return the template with its variables that take a field of their pod, such as its address or
+    its index, marked as known on the node, and the commands that set them there.
     """
     spec = at(job.values, "spec")
     modes = (each.get("completionMode") for each in (spec, at(spec, "jobTemplate", "spec")))
-    if job.kind != "JobSet" and "Indexed" not in modes:
-        return template, ""
+    is_indexed = job.kind == "JobSet" or "Indexed" in modes
     pod, lines, containers = at(template, "spec"), "", []
     for container in pod.get("containers") or ():
         env = []
         for each in container.get("env") or ():
             path = str(at(each, "valueFrom", "fieldRef").get("fieldPath") or "")
-            if found := _OF_INDEX.fullmatch(path):
-                lines += f'export {each.get("name")}="${_INDICES[found[1]]}"\n'
-                each = {"name": each.get("name"), "valueFrom": ON_NODE}
+            value = _FIELDS.get(path, "")
+            if is_indexed and (found := _OF_INDEX.fullmatch(path)):
+                value = f'"${_INDICES[found[1]]}"'
+            if value and is_variable_name(name := str(each.get("name"))):
+                lines += f"export {name}={value}\n"
+                each = {"name": name, "valueFrom": ON_NODE}
             env.append(each)
         containers.append({**container, "env": env})
     return {**template, "spec": {**pod, "containers": containers}}, lines
@@ -289,16 +299,26 @@ def _write_file(path: str, text: str) -> str:
     )
 
 
-def _add_config_maps(job: JobObject, template: Values) -> Values:
-    """Return the template with the variables of `envFrom` that ConfigMaps of the file have."""
+def _add_config_maps(job: JobObject, template: Values, kept_keys: TranslationNotes) -> Values:
+    """Return the template with the variables of `envFrom`, which ConfigMaps of the file have.
+    Others are refused.
+    """
     pod = dict(at(template, "spec"))
     containers = []
     for container in pod.get("containers") or ():
-        left, added = [], []
+        added = []
         for source in container.get("envFrom") or ():
-            values = job.config_maps.get(str(at(source, "configMapRef").get("name")))
+            name = str(at(source, "configMapRef").get("name") or "")
+            values = job.config_maps.get(name)
             if values is None:
-                left.append(source)
+                reason = "a secret of Cavvy has one value: name each variable in `env`, with "
+                reason += "`secretKeyRef`, and set it with `cavvy secret set NAME`"
+                if name:
+                    reason = f"the file has no ConfigMap {name}; put it into the same file, or "
+                    reason += "write the variables in `env`"
+                optional = (at(source, each).get("optional") for each in source)
+                say = kept_keys.note if any(optional) else kept_keys.refuse
+                say(job.mark, "spec.template.spec.containers.envFrom", reason)
                 continue
             prefix = source.get("prefix", "")
             added += [
@@ -306,7 +326,7 @@ def _add_config_maps(job: JobObject, template: Values) -> Values:
                 for name, value in values.items()
             ]
         env = [*added, *(container.get("env") or ())]
-        containers.append({**container, "env": env, "envFrom": left})
+        containers.append({**container, "env": env, "envFrom": []})
     return {**template, "spec": {**pod, "containers": containers}}
 
 

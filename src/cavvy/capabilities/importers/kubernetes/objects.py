@@ -5,6 +5,7 @@ from itertools import chain
 from typing import Any
 
 from cavvy.capabilities.importers.readers import child, items, text_at
+from cavvy.catalog.accelerators import KnownAccelerator, find_accelerator
 from cavvy.domain.values import Struct, field
 from cavvy.spec.kept_keys import TranslationNotes
 from cavvy.spec.problems import SourceMark
@@ -276,7 +277,8 @@ def keep_unread(objects: ServiceObjects, kept_keys: TranslationNotes) -> None:
             f"{under}.containers.resources.requests",
         ),
     ):
-        keep_table(objects.mark, table, keys, path, kept_keys)
+        left = {key: value for key, value in table.items() if find_named_gpu(key) is None}
+        keep_table(objects.mark, left, keys, path, kept_keys)
     security = at(container, "securityContext")
     rights = {**security, "capabilities.add": at(security, "capabilities").get("add")}
     for key in _PRIVILEGES:
@@ -286,6 +288,14 @@ def keep_unread(objects: ServiceObjects, kept_keys: TranslationNotes) -> None:
             kept_keys.refuse(objects.mark, where, reason)
     for where, reason in chain(_list_metadata(objects), _list_of_front(objects)):
         kept_keys.note(objects.mark, where, reason)
+
+
+def find_named_gpu(resource: str) -> KnownAccelerator | None:
+    """Return the GPU that the name of a resource is, such as nvidia.com/a100 on clusters that have
+    one for each product, or None.
+    """
+    vendor, _, name = resource.partition("/")
+    return find_accelerator(name) if vendor in ("nvidia.com", "amd.com") and name else None
 
 
 def keep_table(

@@ -23,6 +23,13 @@ def place_keys(kept: Sequence[KeptKey], documents: Sequence[Node]) -> tuple[Kept
     return tuple(sorted(placed, key=lambda each: (each.line, each.column, each.key)))
 
 
+def find_marks(start: SourceMark, documents: Sequence[Node]) -> dict[str, SourceMark]:
+    """Return where the object at `start` has the keys that a task has under the same name."""
+    root = next((each for each in _list_maps(documents) if each.mark == start), None)
+    mark = None if root is None else _KeyFinder(root).find("containers.image")
+    return {} if mark is None else {"image": mark}
+
+
 class _KeyFinder:
     """Finds keys in an object."""
 

@@ -22,6 +22,7 @@ from cavvy.capabilities.importers.script_lines import (
     take_line,
 )
 from cavvy.capabilities.importers.slurm.batch_script import say_missing
+from cavvy.catalog.accelerators import find_accelerator
 from cavvy.domain.tasks import (
     AcceleratorNeed,
     IndexRange,
@@ -81,10 +82,12 @@ _UNUSED = {
 }
 # resources that are space on a disk of each node
 _DISKS = ("file", "jobfs", "scratch", "scratch_local", "scratch_ssd", "localscratch", "tmp")
+_GRES = re.compile(r"x=(?i:gres)[:=]gpus?(?:[@:]([0-9]{1,3}))?")
 _CRAY = "it counts the processes of `aprun`, which no node has; write select=NODES:ncpus=NUMBER"
 _SIZES = {"k": 10, "m": 20, "g": 30, "t": 40, "": 0}
 # resources that may stand outside of a chunk
-_JOB = split_words("ncpus mem vmem pmem pvmem ngpus gpus mpiprocs procs")
+_PRODUCTS = ("gpu_type", "gpu_model", "gputype", "accelerator_model")
+_JOB = split_words("ncpus mem vmem pmem pvmem ngpus gpus mpiprocs procs") | {*_PRODUCTS}
 _KEYS = ("nodes", "resources.cpu", "resources.memory", "resources.gpu")
 
 
@@ -199,6 +202,9 @@ class _PbsScriptReader:
 
     def _take_attributes(self, option: ScriptOption) -> None:
         name = option.value.partition("=")[0]
+        if found := _GRES.fullmatch(option.value):  # of Moab
+            self._resources["gpus"] = found[1] or "1", option.mark
+            return
         refused, reason = _ATTRIBUTES.get(name, (False, _CLUSTER))
         say = self._kept.refuse if refused else self._kept.note
         say(option.mark, f"-W {name}", reason)
@@ -397,6 +403,8 @@ class _PbsScriptReader:
             name, given, value = each.partition("=")
             if given:
                 values[name] = value
+            elif find_accelerator(each):  # a property of nodes, such as v100
+                values[_PRODUCTS[0]] = each
             else:
                 reason = f"{_CLUSTER}; --gpu, --region and others choose a node"
                 self._kept.note(mark, f"-l nodes={each}", reason)
@@ -425,7 +433,7 @@ class _PbsScriptReader:
                 chunk = replace(chunk, memory_mib=max(chunk.memory_mib, size))
             elif name in _DISKS:
                 chunk = replace(chunk, disk_mib=self._read_size(name, value, mark))
-            elif name in ("gpu_type", "gpu_model", "gputype", "accelerator_model"):
+            elif name in _PRODUCTS:
                 chunk = replace(chunk, kind=value)
             elif name != "ompthreads":
                 reason = _UNUSED.get(name, f"{_CLUSTER}; --gpu, --region and others choose a node")

@@ -6,7 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
-from cavvy.capabilities.importers.common_fields import read_commit, read_name, tell_value
+from cavvy.capabilities.importers.common_fields import (
+    is_variable_name,
+    read_commit,
+    read_name,
+    tell_value,
+)
 from cavvy.capabilities.importers.readers import as_text, child, entries, int_at, items, text_at
 from cavvy.capabilities.importers.shapes import is_null
 from cavvy.capabilities.importers.skypilot.config import keep_config, read_options
@@ -483,7 +488,7 @@ def _want_secret(
 
 def _is_variable(name: str, key: str, mark: SourceMark, kept_keys: TranslationNotes) -> bool:
     """Return whether a name is valid for a variable. If the name is invalid, the key is refused."""
-    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+    if is_variable_name(name):
         return True
     kept_keys.refuse(mark, key, f"{name!r} is not a valid variable name")
     return False

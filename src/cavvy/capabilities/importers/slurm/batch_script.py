@@ -19,7 +19,7 @@ from shlex import quote
 from typing import Any, TypeVar
 from zlib import compress
 
-from cavvy.capabilities.importers.common_fields import find_needs
+from cavvy.capabilities.importers.common_fields import find_needs, is_variable_name
 from cavvy.capabilities.importers.dialects import Dialect
 from cavvy.capabilities.importers.own_rules import check_task
 from cavvy.capabilities.importers.script_lines import DirectiveError, ScriptOption, split_words
@@ -157,9 +157,8 @@ _VALUES = {
     "SLURM_NTASKS_PER_GPU": "ntasks-per-gpu",
     "SLURM_JOB_QOS": "qos",
 }
-_CONTAINER_STEP = re.compile(
-    r"^[^#\n]*\bsrun\b(?:[^\n]|(?<=\\)\n)*?--container-image", re.MULTILINE
-)
+# an option of srun, also if an array of the shell passes it on
+_CONTAINER_STEP = re.compile(r"^[^#\n]*?(?<![\w-])--container-image(?=[\s=\"')]|$)", re.MULTILINE)
 _UNKNOWN = "delete the line if it is for a plug-in of one cluster, which has no meaning elsewhere"
 _SIGNAL = re.compile(r"(?:([RB]{1,2}):)?(\w+)(?:@(\d{1,5}))?")
 _CALL = re.compile(r"^[^#\n]*\bsbatch\b", re.MULTILINE)
@@ -205,7 +204,7 @@ def translate(text: str, notes: ProblemNotes) -> Translation:
     for mark in list_late(text):
         kept.note(mark, "#SBATCH", "as with sbatch, lines after the first command do not count")
     say_missing(text, "SLURM", kept)
-    if step := _CONTAINER_STEP.search(text):
+    if "srun" in text and (step := _CONTAINER_STEP.search(text)):
         mark = SourceMark(line=text.count("\n", 0, step.end()) + 1, column=1)
         reason = "a step runs in the image of the job; --image NAME says which one"
         kept.refuse(mark, "srun --container-image", reason)
@@ -657,6 +656,8 @@ class _ScriptReader:
     def _read_array(self) -> tuple[tuple[IndexRange, ...], int | None, dict[str, int]]:
         def read(text: str) -> tuple[tuple[IndexRange, ...], int | None]:
             spans, _, most = text.partition("%")
+            # sbatch skips [ before an index and ] after it, as in [0-90]%20
+            spans = re.sub(r"(^|,)\[|\](?=-|:|,|$)", r"\1", spans)
             # a number alone is an index here, and may be a count in a Cavvy file
             spans = f"{spans}-{spans}" if spans.isdecimal() else spans
             return read_indices(spans), int(most) if most else None
@@ -678,7 +679,7 @@ class _ScriptReader:
         parts = self._text("export").split(",") if "export" in self._found else []
         env = dict(part.split("=", 1) for part in parts if "=" in part)
         for name in env:
-            if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            if not is_variable_name(name):
                 hint = "a name has letters, digits and _, and does not begin with a digit"
                 self._object("export", f"{name!r} cannot be the name of a variable", hint)
         named = [part for part in parts if part and "=" not in part and part not in ("ALL", "NONE")]
