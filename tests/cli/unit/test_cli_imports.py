@@ -100,6 +100,15 @@ def test_offers_read_no_metadata_without_third_party_providers(tmp_path: object)
     assert found == []
 
 
+def test_plan_loads_nothing_that_only_gangs_or_other_tasks_need(tmp_path: Path) -> None:
+    (tmp_path / "task.yaml").write_text("run: echo hi\n")
+    offers = "cavvy.providers.local.provider"
+    heavy = ("cavvy.agent.documents", "cavvy.agent.work.hide", "cavvy.providers.hosts.fleet.gangs")
+    heavy += ("cavvy.providers.local.gangs", "cavvy.planner.deadline.forecast", offers)
+    heavy += ("cavvy.spec.describe", "cavvy.cli.plan.document")
+    assert list_heavy(["plan", str(tmp_path / "task.yaml")], str(tmp_path), heavy) == [offers]
+
+
 def test_a_cavvy_file_loads_no_extra(tmp_path: Path) -> None:
     (tmp_path / "task.yaml").write_text("run: echo hi\n")
     arguments, reads = ["validate", str(tmp_path / "task.yaml")], "cavvy.task_files"

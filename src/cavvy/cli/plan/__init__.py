@@ -163,12 +163,13 @@ def _plan(
 def _put_out(
     answers: "Sequence[PlanAnswer]", task: "TaskSpec", output: str, all_locations: bool
 ) -> None:
-    from cavvy.cli.plan.document import make_document
     from cavvy.cli.plan.tables import put_out_csv, show_answers
-    from cavvy.cli.view.output import json_out
 
     match output:
         case "json":
+            from cavvy.cli.plan.document import make_document
+            from cavvy.cli.view.output import json_out
+
             documents = [make_document(each) for each in answers]
             several = {"task": task.name, "ordered": task.resources.ordered, "any_of": documents}
             json_out(documents[0] if len(documents) == 1 else several)

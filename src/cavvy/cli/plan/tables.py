@@ -166,7 +166,6 @@ def _accelerators_text(offer: "Offer") -> str | None:
 
 def _placements_out(answer: "PlanAnswer", which: str) -> None:
     from cavvy.planner.explain import wish
-    from cavvy.spec.describe import describe_spares
 
     task, made = answer.task, answer.made
     notes = list(dict.fromkeys(note for placement in made.placements for note in placement.notes))
@@ -190,8 +189,16 @@ def _placements_out(answer: "PlanAnswer", which: str) -> None:
         text_out(f"{_sources_text(made, which)}; `cavvy {verb}` can use {_usable_text(answer)}")
         if priced := _priced_by(made):
             text_out(f"prices: {priced}")
-        if spares := describe_spares(task):
-            text_out(f"on spot: {spares}")
+        _spares_out(task)
+
+
+def _spares_out(task: "TaskSpec") -> None:
+    if task.service is None:
+        return
+    from cavvy.spec.describe import describe_spares
+
+    if spares := describe_spares(task):
+        text_out(f"on spot: {spares}")
 
 
 def _priced_by(made: "PlacementPlan") -> str:

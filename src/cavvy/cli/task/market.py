@@ -371,14 +371,14 @@ def tell_forecast(
     least and most nodes and one number between them. The result is empty if the task has no
     deadline or the deadline policy cannot be used.
     """
-    from cavvy.domain.values import replace
-    from cavvy.planner.deadline.forecast import KINDS, foresee
-    from cavvy.planner.deadline.inputs import JobProgress, find_inputs
     from cavvy.planner.placements import deadline_of
 
     deadline = deadline_of(task, now)
     if deadline is None:
         return ()
+    from cavvy.planner.deadline.forecast import KINDS, foresee
+    from cavvy.planner.deadline.inputs import JobProgress, find_inputs
+
     knowledge = _knowledge(seen_here())
     progress = JobProgress(submitted_at=now, deadline=deadline, egress=egress)
     sizes, found = task.elastic, []

@@ -6,14 +6,15 @@ any obstacle.
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from cavvy.agent.work.hide import ALONE, HIDES
-from cavvy.agent.work.separate import METADATA, METADATA_ADDRESSES, NAMESPACES, NONE, ROOT
 from cavvy.domain.tasks import Scalar
 from cavvy.domain.values import Struct
 from cavvy.providers.base import NoCapacity, ProviderError, Refused
-from cavvy.providers.hosts.fleet.host_link import HostLink
-from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent
+
+if TYPE_CHECKING:
+    from cavvy.providers.hosts.fleet.host_link import HostLink
+    from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent
 
 # an obstacle that the server itself finds
 MIXED = "a job that was started without separation still runs on this machine"
@@ -63,10 +64,13 @@ def say_protection(ability: str) -> str:
     Cavvy obey. `ability` is the result of `agent.work.hide.find_ability` on the machine.
     """
     what = "settings, programs, units, cron, start files or the kernel's settings"
-    if ability == ALONE:
-        return f"jobs cannot change {what}, nor signal other processes"
-    if ability == HIDES:
-        return f"jobs cannot change {what}, but can signal processes of the same user"
+    if ability:
+        from cavvy.agent.work.hide import ALONE, HIDES
+
+        if ability == ALONE:
+            return f"jobs cannot change {what}, nor signal other processes"
+        if ability == HIDES:
+            return f"jobs cannot change {what}, but can signal processes of the same user"
     return (
         f"jobs without an image can change {what} as far as the machine's user can, and can signal "
         "processes: user namespaces are not available or turned off"
@@ -78,6 +82,8 @@ def say_obstacle(code: str) -> str:
     `agent.work.separate.find_obstacle` on the machine; an unknown code counts as an obstacle. The
     result is "" if nothing prevents the separation.
     """
+    from cavvy.agent.work.separate import METADATA, METADATA_ADDRESSES, NAMESPACES, NONE, ROOT
+
     if code == NONE:
         return ""
     kind, _, address = code.partition(" ")
@@ -117,7 +123,7 @@ class FleetIsolation:
     a job to the host.
     """
 
-    def __init__(self, mode: HostIsolation, links: Mapping[str, HostLink]) -> None:
+    def __init__(self, mode: HostIsolation, links: "Mapping[str, HostLink]") -> None:
         self._mode, self._links = mode, links
         # host -> why it cannot separate jobs, "" if it can; and when it reported this
         self._obstacles: dict[str, str] = {}
@@ -148,7 +154,7 @@ class FleetIsolation:
         await asyncio.gather(*(self._ask(name) for name in old))
 
     async def admit(
-        self, hosts: Collection[str], project: str, intents: Iterable[FleetIntent]
+        self, hosts: Collection[str], project: str, intents: "Iterable[FleetIntent]"
     ) -> bool:
         """Query the hosts of a new gang, and return whether these hosts separate the gang's work
         from the work of other projects. `intents` are the gangs that have not ended. Raises
@@ -168,7 +174,7 @@ class FleetIsolation:
                 )
         return separates
 
-    def find_obstacle(self, host: str, intents: Iterable[FleetIntent]) -> str | None:
+    def find_obstacle(self, host: str, intents: "Iterable[FleetIntent]") -> str | None:
         """Return why the host does not separate jobs, "" if the host separates jobs, or None if the
         setting does not require separation. `intents` are the gangs that have not ended.
         """

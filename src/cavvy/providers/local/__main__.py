@@ -9,7 +9,7 @@ import msgspec
 
 from cavvy.domain.units import HourlyRate
 from cavvy.providers.hosts.machine import discover, this_machine
-from cavvy.providers.local.configs import list_offers, make_host
+from cavvy.providers.local.offers import list_offers, make_host
 
 machine = discover(this_machine(Path.cwd()))
 found = {

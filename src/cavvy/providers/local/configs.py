@@ -1,8 +1,5 @@
 """Builds the configuration of each rank's agent on this machine, and lists the environment
 variables that agents inherit.
-
-Builds this machine's offers: one for each model and number of accelerators, and one without
-accelerators.
 """
 
 import os
@@ -13,17 +10,14 @@ from pathlib import Path
 from cavvy import settings
 from cavvy.agent.documents import AgentConfigFile
 from cavvy.agent.work import mounts, protect
-from cavvy.domain.allocations import Host
-from cavvy.domain.offers import Offer
-from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
 from cavvy.providers.base import GangSpec, NoCapacity
-from cavvy.providers.hosts.fleet import machines
 from cavvy.providers.hosts.fleet.machines import list_shapes
 from cavvy.providers.hosts.fleet.placing import AgentRoute, hold_devices, make_config
 from cavvy.providers.hosts.machine import ThisMachine
 from cavvy.providers.hosts.models import instance_type
 from cavvy.providers.hosts.supervisor import service
+from cavvy.providers.local.offers import PROVIDER, make_host
 
 # The variables of the server's environment that agents inherit. Other variables may hold secrets.
 KEPT = service.KEPT | {"CONTAINER_HOST"}
@@ -49,8 +43,6 @@ _NAMING = (
     *("REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "UV_CONFIG_FILE", "XDG_CONFIG_HOME"),
     "ZDOTDIR",
 )
-
-PROVIDER = "local"
 
 
 def list_obeyed(environ: Mapping[str, str]) -> Sequence[str]:
@@ -146,26 +138,3 @@ def make_configs(
         )
         for rank in range(gang.nodes)
     ]
-
-
-def list_offers(machine: ThisMachine, price: HourlyRate) -> Sequence[Offer]:
-    """Return one offer for each accelerator model and number of accelerators. `price` is for one
-    accelerator, or for all nodes of a gang without accelerators.
-    """
-    offers = [
-        machines.make_offer(
-            [machine],
-            shape,
-            price,
-            provider=PROVIDER,
-            region=machine.hostname,
-            source="this machine",
-        )
-        for shape in machines.list_shapes(machine)
-    ]
-    return [replace(each, payers=1 if each.accelerator_count else 0) for each in offers]
-
-
-def make_host(machine: ThisMachine) -> Host:
-    """Return this machine as the host to which its offers belong."""
-    return machines.make_host(f"{PROVIDER}/{machine.hostname}", machine)

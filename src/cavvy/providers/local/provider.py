@@ -6,12 +6,10 @@ import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cavvy.agent.bundle import make_command
-from cavvy.agent.documents import AgentConfigFile
-from cavvy.agent.work import hide
-from cavvy.agent.work.hide import is_hidden
 from cavvy.domain.allocations import Host
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec, VolumeKind
@@ -21,14 +19,12 @@ from cavvy.domain.volumes import VolumeFolder
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
-    GangState,
     Manifest,
     ProviderContext,
     Refused,
     TryAgain,
 )
 from cavvy.providers.hosts.devices import MachineSources
-from cavvy.providers.hosts.environ import clean_environ
 from cavvy.providers.hosts.isolation import (
     MIXED,
     HostIsolation,
@@ -39,12 +35,13 @@ from cavvy.providers.hosts.isolation import (
 )
 from cavvy.providers.hosts.machine import ThisMachine, discover, this_machine
 from cavvy.providers.hosts.models import say_models
-from cavvy.providers.hosts.records import HostGangEnd
 from cavvy.providers.hosts.supervisor.facts import find_user
-from cavvy.providers.local.configs import KEPT, list_obeyed, list_offers, make_configs, make_host
-from cavvy.providers.local.gang_store import LivingGang, LocalGangStore
-from cavvy.providers.local.processes import ProcessWatch
+from cavvy.providers.local.offers import list_offers, make_host
 from cavvy.providers.local.volumes import list_folders, remove_folder
+
+if TYPE_CHECKING:
+    from cavvy.agent.documents import AgentConfigFile
+    from cavvy.providers.local.gangs import LocalGangs
 
 # how long the hardware's description is cached: devices change rarely, and drivers answer slowly
 _LOOK_AGAIN = timedelta(seconds=60)
@@ -100,6 +97,8 @@ def check_task(
             "out"
         )
         return [Objection("image", reason)]
+    from cavvy.agent.work.hide import is_hidden
+
     return [
         Objection(
             "volumes",
@@ -115,7 +114,9 @@ def check_task(
 
 
 class LocalProvider:
-    """Implements `Provider`, and the abilities listed in the manifest."""
+    """Implements `Provider`, and the abilities listed in the manifest. What only gangs need is
+    imported with the first of them, since commands load the provider for its offers alone.
+    """
 
     def __init__(
         self,
@@ -138,20 +139,25 @@ class LocalProvider:
         self._isolation = read_isolation(manifest.name, context.settings)
         # why jobs cannot be separated; "" if nothing prevents the separation; None: not tried
         self._unseparated: str | None = None
-        self._gang_store = LocalGangStore(
-            home=self._home,
-            installation=context.installation,
-            command=context.agent_command,
-            environ=clean_environ(self._sources.environ, KEPT),
-            engine=engine,
-            now=context.now,
-        )
-        self._watch = ProcessWatch()
-        self._sweeping: asyncio.Task[None] | None = None
+        self._context = context
         self._machine: ThisMachine | None = None
         self._looked_at = context.now()
         self._refresh: asyncio.Task[None] | None = None
         (self._home / "gangs").mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @cached_property
+    def _gangs(self) -> "LocalGangs":
+        from cavvy.providers.local.gangs import LocalGangs
+
+        context = self._context
+        return LocalGangs(
+            home=self._home,
+            installation=context.installation,
+            command=context.agent_command,
+            environ=self._sources.environ,
+            engine=self._engine,
+            now=context.now,
+        )
 
     async def offers(self) -> Sequence[Offer]:
         return list_offers(await self._discovered(), self._price())
@@ -161,28 +167,22 @@ class LocalProvider:
         if self._isolation is not HostIsolation.NAMESPACES:
             return [replace(host, separates=self._isolation is HostIsolation.NONE)]
         obstacle = await self._find_obstacle()
-        if not obstacle and not await asyncio.to_thread(self._gang_store.is_separated):
+        if not obstacle and not await self._gangs.is_separated():
             obstacle = MIXED
         return [replace(host, separates=not obstacle, obstacle=obstacle)]
 
     async def launch(self, gang: GangSpec) -> None:
-        configs = await self._make_configs(gang)
-        living = await asyncio.to_thread(self._gang_store.launch, gang, configs)
-        self._attend_new(living)
+        await self._gangs.launch(gang, await self._make_configs(gang))
 
     async def replace(self, gang: GangSpec, ranks: Sequence[int]) -> None:
-        configs = [each for each in await self._make_configs(gang) if each.rank in ranks]
-        living = await asyncio.to_thread(self._gang_store.replace, gang, configs)
-        self._attend_new(living)
+        configs = await self._make_configs(gang)
+        await self._gangs.replace(gang, [each for each in configs if each.rank in ranks])
 
-    def _attend_new(self, living: LivingGang | None) -> None:
-        if living is not None:
-            self._attend(living)
-            if any(rank.dead_at is not None for rank in living.ranks):  # an agent exited at once
-                self._watch.announce(living.intent.name)
+    async def _make_configs(self, gang: GangSpec) -> "Sequence[AgentConfigFile]":
+        from cavvy.agent.work.hide import ALONE
+        from cavvy.providers.local.configs import list_obeyed, make_configs
 
-    async def _make_configs(self, gang: GangSpec) -> Sequence[AgentConfigFile]:
-        if not self._gang_store.command:
+        if not self._context.agent_command:
             raise Refused("no agent can be started: the server has no agent command")
         ability = await self._find_ability()
         return make_configs(
@@ -191,27 +191,19 @@ class LocalProvider:
             self._home,
             str(self._hides or ""),
             covers=bool(ability),
-            alone=ability == hide.ALONE,
+            alone=ability == ALONE,
             separates=await self._separates(),
             obeys=await asyncio.to_thread(list_obeyed, os.environ),
         )
 
     async def gangs(self, name: str | None = None) -> Sequence[GangSeen]:
-        found = await asyncio.to_thread(self._gang_store.look, name)
-        for gang in found:
-            if isinstance(gang, LivingGang):
-                self._attend(gang)
-        self._sweep()
-        return [_seen(gang) for gang in found]
+        return await self._gangs.look(name)
 
     async def remove(self, name: str) -> None:
-        patience = await asyncio.to_thread(self._gang_store.remove, name)
-        if patience is not None:
-            self._watch.announce(name, max(0.0, patience.total_seconds()))
-        self._sweep()
+        await self._gangs.remove(name)
 
     async def changed(self) -> str:
-        return await self._watch.changed()
+        return await self._gangs.changed()
 
     async def folders(self, project: str) -> Sequence[VolumeFolder]:
         return await asyncio.to_thread(list_folders, self._home, project)
@@ -242,20 +234,20 @@ class LocalProvider:
         ]
 
     async def close(self) -> None:
-        self._watch.close()
-        await asyncio.to_thread(self._gang_store.close)
-        for task in (self._sweeping, self._refresh):
-            if task is not None:
-                await asyncio.wait([task])
+        if "_gangs" in vars(self):
+            await self._gangs.close()
+        if self._refresh is not None:
+            await asyncio.wait([self._refresh])
 
     async def _find_ability(self) -> str:
-        """Return what namespaces can do for jobs without an image: `hide.ALONE`, `hide.HIDES`, or
-        "" if the system offers no namespaces or `hide_server` is off.
+        """Return what namespaces can do for jobs without an image: `ALONE` or `HIDES` of
+        `agent.work.hide`, or "" if the system offers no namespaces or `hide_server` is off.
         """
         if self._hides is not None and self._ability is None:
-            command = [*make_command(), "--protects", str(self._hides), str(self._home)]
-            answer = await _ask(command)
-            self._ability = answer if answer in (hide.ALONE, hide.HIDES) else ""
+            from cavvy.agent.work.hide import ALONE, HIDES
+
+            answer = await _ask("--protects", self._hides, self._home)
+            self._ability = answer if answer in (ALONE, HIDES) else ""
         return self._ability or ""
 
     async def _separates(self) -> bool:
@@ -268,8 +260,8 @@ class LocalProvider:
         if self._hides is None:
             return "`hide_server` is off"
         if self._unseparated is None:
-            command = [*make_command(), "--separates", str(self._hides), str(self._home)]
-            self._unseparated = say_obstacle(await _ask(command))
+            answer = await _ask("--separates", self._hides, self._home)
+            self._unseparated = say_obstacle(answer)
         return self._unseparated
 
     async def _say_isolation(self) -> str:
@@ -307,29 +299,15 @@ class LocalProvider:
             ) from error
         self._machine, self._looked_at = limited(machine, self._settings), now
 
-    def _sweep(self) -> None:
-        """Delete the folders of ended gangs in the background, because deleting a large working
-        folder takes long.
-        """
-        if self._gang_store.has_trash and (self._sweeping is None or self._sweeping.done()):
-            self._sweeping = asyncio.create_task(asyncio.to_thread(self._gang_store.empty_trash))
-
     def _price(self) -> HourlyRate:
         return parse_rate(str(self._settings.get("price_usd_hr", 0)))
 
-    def _attend(self, gang: LivingGang) -> None:
-        """Watch a gang's agents, and schedule a poll if processes are being killed."""
-        for rank in gang.ranks:
-            if rank.courier is not None:
-                self._watch.add(gang.intent.name, rank.courier)
-            elif rank.again_s:
-                self._watch.announce(gang.intent.name, rank.again_s)
-            elif rank.process is not None and rank.dead_at is None:
-                self._watch.add(gang.intent.name, rank.process)
 
-
-async def _ask(command: Sequence[str]) -> str:
+async def _ask(question: str, hides: Path, home: Path) -> str:
     """Return the line that an agent's program prints, or "?" if the program fails."""
+    from cavvy.agent.bundle import make_command
+
+    command = [*make_command(), question, str(hides), str(home)]
     null, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
     try:
         asked = await asyncio.create_subprocess_exec(*command, stdin=null, stdout=pipe)
@@ -346,21 +324,6 @@ def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | boo
         cpus=None if cpus is None else float(cpus),
         memory_gib=None if memory_gib is None else float(memory_gib),
         accelerators=bool(settings.get("accelerators", True)),
-    )
-
-
-def _seen(gang: LivingGang | HostGangEnd) -> GangSeen:
-    if isinstance(gang, HostGangEnd):
-        ended = GangSeen.make_ended(gang.name, gang.reason, gang.exit_code, gang.ranks)
-        return replace(ended, replaced=gang.replaced)
-    started = all(rank.process is not None or rank.dead_at is not None for rank in gang.ranks)
-    waits = next((rank.waits_for for rank in gang.ranks if rank.waits_for), "")
-    return GangSeen(
-        name=gang.intent.name,
-        state=GangState.RUNNING if started else GangState.STARTING,
-        reason=waits or ("being removed" if gang.removal else ""),
-        nodes=[rank.see(gang.intent) for rank in gang.ranks],
-        replaced=gang.replaced,
     )
 
 

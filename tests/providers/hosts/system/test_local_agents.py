@@ -122,7 +122,7 @@ async def stage(
     loaded = registry.load({}, context)
     provider = loaded["local"]
     assert isinstance(provider, LocalProvider)
-    provider._gang_store._has_started = forked
+    provider._gangs._gang_store._has_started = forked
     spec = make_gang_spec(
         (await provider.offers())[0],
         name="rm-ours-1",
@@ -301,7 +301,7 @@ def test_agents_outlive_their_fork_server_and_others_start_without_it(tmp_path: 
         async with stage(tmp_path, "sleep 600", forked=True) as (control, provider, spec):
             await provider.launch(spec)
             await control.hears("running")
-            server = provider._gang_store._fork_server
+            server = provider._gangs._gang_store._fork_server
             assert server is not None
             assert server._process is not None
             (seen,) = await provider.gangs(spec.name)

@@ -12,7 +12,7 @@ from cavvy.domain.units import HourlyRate, parse_rate
 from cavvy.domain.values import replace
 from cavvy.providers.hosts.devices import HostDevice, MachineSources, NvmlQueries
 from cavvy.providers.hosts.machine import ThisMachine, discover
-from cavvy.providers.local.configs import list_offers, make_host
+from cavvy.providers.local.offers import list_offers, make_host
 from cavvy.providers.local.provider import limited
 
 
