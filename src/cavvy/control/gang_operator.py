@@ -9,7 +9,7 @@ from cavvy.control.agents.sessions import AgentSessions
 from cavvy.control.clock import ControlClock
 from cavvy.control.decide.attempt import POLL, REMOVE_AGAIN, AdvanceAttempt
 from cavvy.control.decide.attempt_snapshot import AttemptSnapshot, GangAbsence, Seen, shorten
-from cavvy.control.decide.bills import accrue, is_accrual_due
+from cavvy.control.decide.bills import accrue, find_accrual_pause, is_accrual_due
 from cavvy.control.decide.looks import (
     FIRST_LOOK,
     GangLook,
@@ -74,6 +74,12 @@ class GangOperator:
         self._looks.clear()
         self._jobs.clear()
 
+    @property
+    def accrual_pause(self) -> timedelta:
+        """The time between two writes of what a running node costs that no budget limits."""
+        reports = self._out.agents.gathered
+        return find_accrual_pause(reports.agents if reports.is_alone() else 0)
+
     def afford(self, attempt: Attempt, pays: timedelta | None) -> None:
         """Record how long the rest of the job's budget lasts at the current price, or None if
         nothing limits the job.
@@ -113,7 +119,8 @@ class GangOperator:
         look = self._look(attempt)
         seen = look.seen if isinstance(look.seen, GangSeen) else None
         due = look.trouble or look.pays is not None or not look.fresh
-        return None if due or is_accrual_due(attempt, look, divided=divided) else seen
+        due = due or is_accrual_due(attempt, look, divided=divided, pause=self.accrual_pause)
+        return None if due else seen
 
     async def observe(self, attempt: Attempt) -> bool:
         """Poll the gang if a poll is due. Return whether it was polled."""
@@ -137,12 +144,15 @@ class GangOperator:
         warm gang, the result also contains the attempt's row: if a job takes over the gang before
         the charges are written, the write then fails.
         """
-        if not is_accrual_due(attempt, self._look(attempt), divided=divided):
+        pause = self.accrual_pause
+        if not is_accrual_due(attempt, self._look(attempt), divided=divided, pause=pause):
             return RowChanges()
         stored = await self._store.charges(attempt.job_id)
         nodes = rows.nodes_of(attempt)
         look = self._look(attempt)
-        charges, self._looks[attempt.gang] = accrue(attempt, look, stored, nodes, divided=divided)
+        charges, self._looks[attempt.gang] = accrue(
+            attempt, look, stored, nodes, divided=divided, pause=pause
+        )
         kept = charges and attempt.phase is AttemptPhase.KEPT
         return RowChanges(charges=charges, attempts=(attempt,) if kept else ())
 

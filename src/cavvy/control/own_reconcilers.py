@@ -35,6 +35,12 @@ class OwnReconcilers:
         self.all = [each for _, each in found]
         self._found: dict[type, object | None] = {}
         self._standing = [each for each in self.all if isinstance(each, StandingReconciler)]
+        # most learn of no jobs, and are not asked at each of their passes
+        self._noting = [
+            each
+            for each in self._standing
+            if type(each).note_job is not StandingReconciler.note_job
+        ]
         self._names = {id(each): name for name, each in found}
 
     def find(self, kind: type[_T]) -> _T | None:
@@ -87,7 +93,7 @@ class OwnReconcilers:
 
     async def note_job(self, job_id: str) -> None:
         """Tell the reconcilers that a job was reconciled. Raises the errors of the core."""
-        for each in self._standing:
+        for each in self._noting:
             await self._contain(each, "cannot learn of a job", each.note_job(job_id))
 
     async def sweep(self) -> None:

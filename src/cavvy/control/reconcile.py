@@ -71,7 +71,8 @@ _LONGEST = timedelta(days=1)  # maximum time between two passes of a job
 _READS = timedelta(minutes=2)  # maximum time in which work reads its checkpoint
 _STEPS = 50  # maximum steps of one pass; the next pass takes further steps
 _AT_ONCE = timedelta(0)
-_STEADY = 4 * STEADY_POLL  # longest time between two whole passes of work that goes on
+# longest time between two whole passes of work that goes on, unless very many nodes report
+_STEADY = 4 * STEADY_POLL
 _REMEMBERED = 4096  # ends of jobs after which other jobs need no second check
 
 Notify = Callable[[str, Delivery], None]  # job ID, event
@@ -96,8 +97,10 @@ class JobReconcilerDependencies(Struct, frozen=True, kw_only=True):
 
 class SteadyWork(Struct, frozen=True):
     """Work that runs on one node, and about which nothing is to be decided until `until` as long as
-    polls find it like `seen`, its agent reports, and no hint about the job arrives."""
+    polls find it like `seen`, its agent reports, no new budget may stop it, and no hint about the
+    job arrives."""
 
+    job: JobRecord
     attempt: Attempt
     divided: bool
     seen: GangSeen | None
@@ -152,10 +155,12 @@ class JobReconciler:
             return None
         attempt = steady.attempt
         await self._operator.observe(attempt)
+        watched = await self._out.budgets.watches(steady.job)
         now, heard_at = self._clock.now(), self._out.agents.heard(attempt.id, 0)
         if (
             self._steady.get(job_id) is steady
             and now < steady.until
+            and not watched
             and steady.seen is not None
             and self._operator.find_seen(attempt, divided=steady.divided) == steady.seen
             and heard_at is not None
@@ -177,8 +182,9 @@ class JobReconciler:
             return
         divided = SERVICE_TAG in job.task.tags
         seen = self._operator.find_seen(own, divided=divided)
-        until = self._clock.now() + min(uow.holds, _STEADY)
-        self._steady[job.id] = SteadyWork(own, divided, seen, until)
+        # its costs are written by a whole pass
+        until = self._clock.now() + min(uow.holds, max(_STEADY, self._operator.accrual_pause))
+        self._steady[job.id] = SteadyWork(job, own, divided, seen, until)
 
     async def _pass(self, job_id: str) -> timedelta | None:
         found = await self._store.read_job(job_id)

@@ -1,7 +1,8 @@
 """Counts the spending of running nodes to now, for views.
 
-The ledger's rows of running nodes are written every 45 s. What a node costs since its newest row is
-known all the same: it goes on at the rate of this row until the node ends.
+The ledger's rows of running nodes are written every 45 s, of very many nodes every 4 minutes. What
+a node costs since its newest row is known all the same: it goes on at the rate of this row until
+the node ends.
 """
 
 from collections import defaultdict

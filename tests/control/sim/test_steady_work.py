@@ -6,12 +6,16 @@ from datetime import timedelta
 import pytest
 from tests.control.sim.test_control_services import HOST, ControlHarness, in_harness
 
+from cavvy.control.running_costs import list_open
+from cavvy.costs.metering import total
+from cavvy.costs.running import charge_to_now
+from cavvy.domain.budgets import SpendingBudget
 from cavvy.domain.gangs import GangSeen
 from cavvy.domain.jobs import AttemptPhase, JobPhase, JobRecord
 from cavvy.domain.messages import MessageKind
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobLimits
-from cavvy.domain.units import HourlyRate
+from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.providers.fake.cloud import FakeCloud
 from cavvy.providers.fake.script import DEFAULT, FaultScript
@@ -97,6 +101,59 @@ def test_each_half_minute_has_a_poll_and_few_have_a_decision(
         assert 4 <= passes.count(work.job.id) <= most
 
     in_harness(scenario, NO_BOOT * 9, offers=offers)
+
+
+def report_many(harness: ControlHarness) -> None:
+    """Let the server have the reports of as many nodes as a large company's."""
+    harness.control_plane.agents.gathered.agents += 1000
+
+
+def test_of_many_nodes_few_have_a_decision_and_their_bills_are_as_before(
+    passes: list[str], polls: list[str | None]
+) -> None:
+    async def scenario(harness: ControlHarness) -> int:
+        work = await start(harness)
+        report_many(harness)
+        passes.clear()
+        polls.clear()
+        await work.go_on(600)
+        assert 19 <= polls.count(work.gang) <= 21
+        assert 2 <= passes.count(work.job.id) <= 3
+        now, attempts = harness.clock.now(), await harness.store.attempts(work.job.id)
+        (cost,) = await list_open(harness.store, attempts, now)
+        written = await harness.store.charges(work.job.id)
+        assert total(written) + cost.over(None, None) == total(
+            charge_to_now(attempts, written, now)
+        )
+        await harness.control_plane.jobs.stop("default", work.job.id, "enough")
+        exited = {"outcome": "stopped", "exit_code": 0}
+        await harness.report(work.gang, harness.message(work.seq + 1, MessageKind.EXITED, **exited))
+        await harness.wait(60)
+        (found,) = await harness.store.attempts(work.job.id)
+        assert found.phase is AttemptPhase.ENDED
+        (node,) = (await harness.cloud.gangs(work.gang))[0].nodes
+        assert node.started_at is not None
+        assert node.ended_at is not None
+        bill = await harness.store.charges(work.job.id)
+        assert total(bill) == found.offer.rate.over(node.ended_at - node.started_at)
+        return total(bill).micros
+
+    assert in_harness(scenario, NO_BOOT * 9) > 0
+
+
+def test_a_new_budget_that_may_stop_the_work_is_noticed_by_the_next_poll() -> None:
+    async def scenario(harness: ControlHarness) -> None:
+        work = await start(harness)
+        report_many(harness)
+        await work.go_on(300)
+        assert (await harness.store.job(work.job.id)).stop_reason is None
+        budget = SpendingBudget(name="b", limit=Money(1000), hard_percent=100, since=work.job.since)
+        await harness.store.budgets.put(budget)
+        harness.control_plane.budgets.expire()
+        await work.go_on(40)
+        assert "the budget b" in str((await harness.store.job(work.job.id)).stop_reason)
+
+    in_harness(scenario, NO_BOOT * 9)
 
 
 def test_a_lost_node_is_noticed_by_the_next_poll(polls: list[str | None]) -> None:

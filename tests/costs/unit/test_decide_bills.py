@@ -17,6 +17,7 @@ from cavvy.control.decide.bills import (
     close_bill,
     close_part,
     closing_charges,
+    find_accrual_pause,
     is_accrual_due,
     paid_time,
     spending,
@@ -167,6 +168,26 @@ def test_charges_of_a_living_gang_end_where_its_end_was_missed() -> None:
     assert known.accrued_at == at(100)
     again, _ = accrue(ATTEMPT, after_look(known, lost, at(100) + ACCRUE / 2), ())
     assert again == ()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "seconds"), [(0, 45), (187, 45), (500, 120), (1000, 240), (10_000, 240)]
+)
+def test_costs_of_many_nodes_are_written_less_often(nodes: int, seconds: float) -> None:
+    assert find_accrual_pause(nodes) == timedelta(seconds=seconds)
+
+
+def test_only_costs_of_running_work_without_a_budget_are_written_less_often() -> None:
+    pause, running = find_accrual_pause(1000), replace(ATTEMPT, phase=AttemptPhase.RUNNING)
+    seen = gang(node(0, 5), node(1, 5))
+    first, look = accrue(running, after_look(NEW, seen, at(50)), (), pause=pause)
+    assert len(first) == 2  # the first costs are written at once
+    soon, late = (after_look(look, seen, at(50) + each) for each in (ACCRUE, pause))
+    assert not is_accrual_due(running, soon, pause=pause)
+    assert is_accrual_due(running, late, pause=pause)
+    assert is_accrual_due(running, replace(soon, pays=timedelta(hours=1)), pause=pause)
+    assert is_accrual_due(running, soon, divided=True, pause=pause)
+    assert is_accrual_due(replace(running, phase=AttemptPhase.KEPT), soon, pause=pause)
 
 
 def test_a_bill_that_is_divided_grows_also_on_nodes_without_a_price() -> None:

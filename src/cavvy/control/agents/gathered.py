@@ -35,6 +35,7 @@ _WRITE_PAUSE_MOST = timedelta(seconds=2)
 _MOST_EACH = 32  # messages of a rank that wait; an agent sends about two in a second
 _MOST = 20_000  # messages that wait, of all ranks
 _TOUCHED = 10_000  # changes that are remembered until the reads that were under way have ended
+_FORGETS = timedelta(minutes=1)  # pause between two looks for ranks to drop
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -74,6 +75,7 @@ class GatheredReports:
         self._touched: dict[object, int] = {}
         self._count = self._floor = 0
         self._pauses = FigurePauses()
+        self._forgot_at = _NEVER
         # the write of gathered messages that is under way, whose changes are known
         self.writing: AtomicWrite | None = None
         self.is_alone: Callable[[], bool] = lambda: True  # whether no other server writes
@@ -207,8 +209,10 @@ class GatheredReports:
                 self.forget(known)
 
     def forget_old(self, now: datetime) -> None:
-        """Drop the ranks whose agents do not report here any more."""
-        old = now - 2 * _FRESH_ALONE
+        """Drop the ranks whose agents do not report here any more, once a minute."""
+        if now - self._forgot_at < _FORGETS:
+            return
+        self._forgot_at, old = now, now - 2 * _FRESH_ALONE
         for ranks in [*self._ranks.values()]:
             for known in [*ranks.values()]:
                 if known.fresh_until < old and not known.waiting:
