@@ -43,13 +43,13 @@ def test_the_rows_of_what_to_change_name_files_that_exist() -> None:
     rows = re.findall(r"^\| .* \| (.*) \|$", (ROOT / "ARCHITECTURE.md").read_text(), re.MULTILINE)
     missing = []
     for row in rows:
-        folders = [ROOT / "src/cavvy", ROOT]
+        folders = dict.fromkeys([ROOT / "src/cavvy", ROOT])
         for name in re.findall(r"`([\w/]+(?:/|\.(?:py|csv|js|html|md)))`", row):
             any_name = name.replace("NAME", "*")
             found = [path for each in folders for path in each.glob(any_name)]
             if not found:
                 missing.append(name)
-            folders += [path if path.is_dir() else path.parent for path in found]
+            folders |= dict.fromkeys(path if path.is_dir() else path.parent for path in found)
     assert missing == []
     assert len(rows) > 60
 
