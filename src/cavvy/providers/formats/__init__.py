@@ -16,8 +16,9 @@ from cavvy.domain.values import Struct, replace
 from cavvy.providers.base import Refused
 from cavvy.providers.formats import services
 
-# Returns the catalog's offers for one node, the cheapest first.
-FindOffers = Callable[[ResourceSpec], Sequence[Offer]]
+# Returns the catalog's offers for one node, the cheapest first: this many, or None for all.
+FindOffers = Callable[[ResourceSpec, int | None], Sequence[Offer]]
+_FIRST = 2000  # offers to look at before all of a cloud, of which there are tens of thousands
 
 
 class JobFormat(Struct, frozen=True, kw_only=True):
@@ -126,18 +127,23 @@ def list_types(
 def _choose(
     need: ResourceSpec, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
 ) -> Machine | None:
-    if offers := _list_offers(need, find_offers, cloud, is_supported):
-        best = offers[0]
-        return Machine(
-            instance_type=best.instance_type, accelerators=best.accelerator_count, offer=best
-        )
+    for limit in (_FIRST, None):
+        if offers := _list_offers(need, find_offers, cloud, is_supported, limit):
+            best = offers[0]
+            return Machine(
+                instance_type=best.instance_type, accelerators=best.accelerator_count, offer=best
+            )
     if need.instance is None:
         return None
     return Machine(instance_type=need.instance, accelerators=count_accelerators(need), offer=None)
 
 
 def _list_offers(
-    need: ResourceSpec, find_offers: FindOffers, cloud: str, is_supported: Callable[[str], bool]
+    need: ResourceSpec,
+    find_offers: FindOffers,
+    cloud: str,
+    is_supported: Callable[[str], bool],
+    limit: int | None = None,
 ) -> list[Offer]:
     # The catalog's regions and prices are not those of the service, so the region and the maximum
     # price of the task are ignored.
@@ -146,6 +152,6 @@ def _list_offers(
     )
     return [
         each
-        for each in find_offers(wanted)
+        for each in find_offers(wanted, limit)
         if each.accelerator_part == 1 and is_supported(each.instance_type)
     ]
