@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.contract.store_suite import put_database
 from tests.system.postgres import PostgresMissing, opened_database
 from tests.waits import PATIENCE_S
 
@@ -139,6 +140,8 @@ async def open_api(
     """An API over a store of this kind; `values` are settings, as variables."""
     url = database(kind)
     root, configured = configure(folder, script, values)
+    if kind == "sqlite":
+        put_database(root / "cavvy.db")
     async with open_state(
         StateDir(str(root)), configured, "unix:/nowhere", lambda: None, database=url
     ) as app_state:

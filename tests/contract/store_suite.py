@@ -4,7 +4,10 @@ by others.
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -18,10 +21,13 @@ from cavvy.domain.tasks import TaskSpec
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
 from cavvy.store.base import AtomicWrite
+from cavvy.store.drivers import make_driver
+from cavvy.store.migrate import prepare
 from cavvy.store.open import open_store
 from cavvy.store.sql import Store
 
 KINDS = ("memory", "sqlite-wal", "sqlite-delete", "postgres")
+_MODEL_ID = token_hex(16).encode()  # the installation's ID in the file that is copied
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
 
@@ -37,7 +43,26 @@ def store_url(kind: str, folder: Path) -> str:
 def make_store(kind: str, folder: Path) -> Store:
     """A store that is not open yet, and in which nothing is."""
     url = postgres_url(opened_database) if kind == "postgres" else store_url(kind, folder)
+    if kind.startswith("sqlite"):
+        put_database(folder / "cavvy.db")
     return open_store(url, journal="delete" if kind == "sqlite-delete" else "wal")
+
+
+def put_database(path: Path) -> None:
+    """Write a database with the tables of a store, and nothing in them, unless there is one. To
+    open it needs a quarter of the CPU time of a new one.
+    """
+    if not path.exists():
+        path.write_bytes(_read_model().replace(_MODEL_ID, token_hex(16).encode()))
+        path.chmod(0o600)
+
+
+@cache
+def _read_model() -> bytes:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "cavvy.db"
+        prepare(make_driver(f"sqlite:///{path}", journal="delete"), _MODEL_ID.decode)
+        return path.read_bytes()
 
 
 def postgres_url(make: Callable[[], str]) -> str:

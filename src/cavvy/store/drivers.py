@@ -248,6 +248,10 @@ class DatabaseSession:
         except Exception:  # noqa: BLE001 - the first error says why
             raise error from None
 
+    def copy_into(self, empty: "DatabaseSession") -> None:
+        """Make the other SQLite database, in which nothing is, a copy of this one."""
+        self._raw.backup(empty._raw)
+
     def allow_pauses(self) -> None:
         """Let the open transaction stay idle for as long as needed, while work outside the database
         continues.

@@ -3,6 +3,7 @@
 import secrets
 import weakref
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +25,8 @@ class MemoryStore(Store):
         super().__init__(_DRIVER.url, make_id=make_id)
         self._session = _DRIVER.connect()
         weakref.finalize(self, self._session.close)
-        bring_to_head(self._session, make_id)
+        _make_model().copy_into(self._session)
+        self._session.run("UPDATE meta SET value = ? WHERE key = 'installation'", (make_id(),))
 
     async def open(self) -> None:
         """Do nothing, because the database exists already."""
@@ -38,6 +40,16 @@ class MemoryStore(Store):
     async def _transact(self, work: Callable[[DatabaseSession], _T]) -> _T:
         with translating(_DRIVER):
             return write(self._session, work)
+
+
+@cache
+def _make_model() -> DatabaseSession:
+    """Return a database with all tables, and nothing in them. A copy of it needs a twelfth of the
+    CPU time of the 200 statements that create them.
+    """
+    session = _DRIVER.connect()
+    bring_to_head(session, str)
+    return session
 
 
 def open_store(
