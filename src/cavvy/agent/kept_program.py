@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .notification_socket import NotificationListener, NotificationSocket
     from .step_runner import StepRunner
 
-REJOINS = "CAVVY_REJOINS"  # tells programs that this agent can keep them
 # the agent's records of an attempt, and what its task was told
 RECORDS = ("claim", "log", "outbox", "started", "status", "exit.json", "undelivered")
 TOLD = ("notice.json", "advice.json", "progress.json", "halted", "answer")
@@ -55,19 +54,6 @@ class KeptProgram(NamedTuple):
     def find_changes(self, env: dict[str, str]) -> dict[str, str]:
         """Return the variables in which the next attempt's differ."""
         return {name: value for name, value in env.items() if self.env.get(name) != value}
-
-
-def may_keep(work: WorkConfig) -> bool:
-    """Return whether a program of this work is kept if it asks for it."""
-    checkpoint = work.checkpoint
-    return (
-        work.repair_s > 0
-        and work.env.get(REJOINS) != "0"
-        and work.image is None
-        and checkpoint is not None
-        and (checkpoint.storage is not None or not checkpoint.sync)
-        and not (work.tunnel or work.ports or work.streams or work.mounted or work.mirrored)
-    )
 
 
 def clear_records(config: AgentConfig) -> None:

@@ -28,14 +28,14 @@ from .ends import (
     may_leave,
     serve_on,
 )
-from .kept_program import KeptProgram, may_keep
+from .kept_program import KeptProgram
 from .log import LogSpool, Redactor, make_redactor
 from .notification_socket import TaskReports
 from .outbox import MessageOutbox
 from .step_runner import StepRunner, needs_preparing
 from .tunnel import open_tunnel
 from .verdict import ExitRecord, FailureCause
-from .work.environment import add_launchers, add_python, make_environment
+from .work.environment import add_launchers, add_python, make_environment, may_keep
 from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
 
 TYPE_CHECKING = False

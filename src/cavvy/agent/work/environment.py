@@ -13,7 +13,6 @@ import sys
 from ..config import AgentConfig
 from ..disk import write_whole
 from ..documents import WorkConfig
-from ..kept_program import REJOINS, may_keep
 from ..tunnel import tunnel_variables
 from .python_start import LAUNCHER
 
@@ -63,6 +62,7 @@ DEVICE_VARIABLES = {
 
 # the variables of Open MPI 5 and 4; they apply to all nodes of a job
 MPI_FOLDERS = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
+REJOINS = "CAVVY_REJOINS"  # tells programs that this agent can keep them
 # blanks, in whose place a rank that was forked shows its variables (`torchrun.py`)
 ROOM, ROOM_SIZE = "CAVVY_RANK_ROOM", 400
 MPS = "/tmp/nvidia-mps"  # the default folder of the control daemon's pipes
@@ -229,6 +229,19 @@ def _rank(config: AgentConfig, work: WorkConfig) -> dict[str, str]:
         "CAVVY_MPI_KEY": work.gang_key,
         **(tunnel_variables(config) if work.tunnel is not None else {}),
     }
+
+
+def may_keep(work: WorkConfig) -> bool:
+    """Return whether a program of this work is kept if it asks for it (`kept_program.py`)."""
+    checkpoint = work.checkpoint
+    return (
+        work.repair_s > 0
+        and work.env.get(REJOINS) != "0"
+        and work.image is None
+        and checkpoint is not None
+        and (checkpoint.storage is not None or not checkpoint.sync)
+        and not (work.tunnel or work.ports or work.streams or work.mounted or work.mirrored)
+    )
 
 
 def add_launchers(config: AgentConfig, env: dict[str, str]) -> None:

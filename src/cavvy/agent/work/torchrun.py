@@ -61,7 +61,7 @@ class NodeRanks:
     the other; a test compares both.
     """
 
-    def __init__(self, place: Place, line: socket.socket | None) -> None:
+    def __init__(self, place: RankPlace, line: socket.socket | None) -> None:
         self._place, self._line = place, line
         self._rest = b""
         self._ranks: dict[int, socket.socket] = {}  # process ID -> what the rank says of its error
@@ -247,7 +247,7 @@ class NodeRanks:
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RankPlace:
     """How many ranks this node has, and what else torchrun tells a rank."""
 
     count: int
@@ -395,7 +395,7 @@ def start_ranks(config: Any, args: list[Any]) -> dict[int, Any]:
     """Start the ranks, and return what PyTorch returns when they have ended without an error. Does
     not return in the ranks."""
     port = _split(config.rdzv_endpoint)[1]
-    place = Place(
+    place = RankPlace(
         count=config.nproc_per_node,
         port="" if port == os.environ["MASTER_PORT"] else port,
         role=config.role,
