@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cavvy.capabilities.notices.events import explain_events, list_events
+from cavvy.capabilities.notices.events import list_events
+from cavvy.capabilities.notices.notice import explain_events
 from cavvy.cli.reach.session import call_server, project_option, session
 from cavvy.cli.view.failure import CommandFailure
 from cavvy.cli.view.groups import CommandGroup, NameArgument

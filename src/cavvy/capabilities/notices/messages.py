@@ -13,8 +13,7 @@ from email.utils import format_datetime
 from typing import assert_never
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from cavvy.capabilities.notices.events import find_severity
-from cavvy.capabilities.notices.notice import Notice, NoticeChannel
+from cavvy.capabilities.notices.notice import Notice, NoticeChannel, find_severity
 from cavvy.domain.targets import is_web_address
 from cavvy.domain.values import Struct
 

@@ -7,8 +7,7 @@ accepted it. So a server that is killed loses none, but may send a notice twice.
 from collections.abc import Sequence
 from datetime import datetime
 
-from cavvy.capabilities.notices.events import KINDS
-from cavvy.capabilities.notices.notice import Notice, NoticeEvent, NoticeTarget
+from cavvy.capabilities.notices.notice import KINDS, Notice, NoticeEvent, NoticeTarget
 from cavvy.domain.events import Announcement, Event
 from cavvy.domain.figures import StepValues
 from cavvy.store.announcements import Happened
