@@ -15,7 +15,15 @@ from cavvy.control.decide.losses import RepairGang, can_repair, wait_for_capacit
 from cavvy.control.decide.repair import repair_gang
 from cavvy.control.decide.rows import JobRows, RowChanges
 from cavvy.domain.elastic import NodeRange
-from cavvy.domain.jobs import AttemptOutcome, AttemptPhase, FailureKind, JobPhase, Node, NodePhase
+from cavvy.domain.jobs import (
+    AttemptOutcome,
+    AttemptPhase,
+    FailureKind,
+    JobPhase,
+    Node,
+    NodePhase,
+    Order,
+)
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import JobGroup, LossPolicy, RetryPolicy, TaskSpec
 from cavvy.domain.units import HourlyRate
@@ -94,6 +102,27 @@ def test_the_others_are_stopped_first() -> None:
     action = decide_attempt(view([running[0], LOST_ONE[1], *running[2:]]), NOW)
     assert isinstance(action, OrderRanks)
     assert (action.ranks, action.kind) == ((0, 2, 3), "stop")
+
+
+def test_a_node_that_is_reclaimed_has_its_time_though_the_others_have_ended() -> None:
+    order = Order(seq=1, kind="notice", seconds=120, reason="", at=NOW)
+    leaving = replace(
+        LOST_ONE[1],
+        phase=NodePhase.RUNNING,
+        exit_outcome=None,
+        exited_at=None,
+        notice_until=NOW + timedelta(seconds=120),
+        order=order,
+        heard_at=LATER,
+    )
+    nodes = [*four(STOPPED, STOPPED, STOPPED, STOPPED)]
+    nodes[1] = leaving
+    for at in (NOW + timedelta(seconds=6), NOW + timedelta(seconds=110)):
+        assert isinstance(decide_attempt(view(nodes), at), RecheckAttempt)
+    nodes[1] = exited(1, PREEMPTED, 115)
+    action = decide_attempt(view(nodes), NOW + timedelta(seconds=116))
+    assert isinstance(action, RepairGang)
+    assert action.ranks == (1,)
 
 
 @pytest.mark.parametrize(

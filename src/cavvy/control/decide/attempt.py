@@ -551,10 +551,13 @@ def _let_others_save(
         # the results of these ranks may contain an earlier failure
         return RecheckAttempt(after=POLL)
     deadline = taken_at(view.attempt, view.nodes)
+    apart = deadline is not None and keeps_rest(view)
     taken = deadline is not None and first.exit_outcome is jobs.AttemptOutcome.PREEMPTED
-    taken = taken and not keeps_rest(view)
+    taken = taken and not apart
     kinds = ("stop", "notice") if taken else ("stop",)
-    untold = tuple(node.rank for node in working if not _is_told(node, kinds))
+    # a node that is reclaimed has until then, although the others have ended first
+    going = [node for node in working if not (apart and node.notice_until and node.order)]
+    untold = tuple(node.rank for node in going if not _is_told(node, kinds))
     grace = view.job.task.grace
     if untold:
         seconds = max(grace, deadline - now) if taken and deadline else grace
@@ -565,7 +568,7 @@ def _let_others_save(
             reason=f"rank {first.rank} " + ("is being reclaimed" if taken else "failed"),
         )
     until = max([first.exited_at or now, *_told_at(left)]) + grace + MARGIN
-    if taken and deadline:
+    if (taken or apart) and deadline:
         until = max(until, deadline)
     if keeps_rest(view):  # their agents may not have reached a server that has just started
         until = max(until, view.listening_since + grace + MARGIN)
