@@ -169,6 +169,7 @@ def test_the_caller_of_a_deployed_app_is_told_when_it_waits_for_long(
     monkeypatch.setattr(jobs, "time", waits)
     monkeypatch.setattr(jobs, "dial_here", refuse)
     monkeypatch.setattr(deployed, "find_part", lambda *_: make_part("r1"))
+    monkeypatch.setattr(deployed, "Connections", lambda *_: Connections())
     looked_up = deployed.find_function("embed", "f", "team", trust=True, consent=False)
     real = jobs.FunctionJob
     monkeypatch.setattr(real, "_read_log", lambda *_: "")
