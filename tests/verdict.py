@@ -25,6 +25,7 @@ from tests.states import states_of
 
 ALLOWED = 3
 BROKEN_LINES = 20
+_MOST_GROUP = 4000  # characters of the end of a group of errors
 LATE = "skipped for lack of time"  # the name of the property that a report carries
 
 
@@ -73,7 +74,9 @@ class Verdict:
         if report.outcome == "rerun":  # type: ignore[comparison-overlap]  # of pytest-rerunfailures
             crash = getattr(report.longrepr, "reprcrash", None)
             why = str(crash.message if crash is not None else report.longrepr)
-            whole = "\n".join([why[:500], *states_of(report)])
+            # a group of errors names none of them in its message
+            group = str(report.longrepr)[-_MOST_GROUP:] if "sub-exception" in why else ""
+            whole = "\n".join([why[:500], *filter(None, [group]), *states_of(report)])
             self._reruns.setdefault(report.nodeid, []).append(whole)
         if report.failed:
             self._failed.setdefault(report.nodeid)

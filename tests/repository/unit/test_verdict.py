@@ -35,6 +35,16 @@ def test_one(number):
         open(left, "x").close()
         raise AssertionError("a busy machine")
 """
+GROUP = """
+import os
+import pytest
+
+@pytest.mark.flaky(reruns=1)
+def test_one():
+    if not os.path.exists("again"):
+        open("again", "x").close()
+        raise ExceptionGroup("two faults", [ValueError("the one"), ValueError("the other")])
+"""
 LATE = """
 from tests.verdict import SkippedForTime
 
@@ -148,6 +158,13 @@ def test_more_tests_that_were_tried_again_than_allowed_fail_the_run(
     assert said.count("tried again 1 times") == count
     assert f"{count} tests were tried again; at most {ALLOWED} may be" in said
     assert ("this run fails" in said) is (code == 1)
+
+
+def test_a_test_that_is_tried_again_names_each_of_its_errors(tmp_path: Path) -> None:
+    _, said, found = run(tmp_path, GROUP)
+    (tries,) = [str(each["failures"]) for each in found["reruns"]]
+    assert "ValueError: the one" in tries, said
+    assert "ValueError: the other" in tries, said
 
 
 def test_a_skip_for_lack_of_time_fails_the_run(tmp_path: Path) -> None:

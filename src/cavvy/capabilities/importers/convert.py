@@ -113,7 +113,7 @@ def _read(file: str, params: dict[str, str], options: "ReadOptions") -> "list[Lo
     unset = [each for loaded in tasks for each in loaded.source.kept if each.until_submitted]
     if unset:
         message = f"{file}: {unset[0]}"
-        hint = "" if unset[0].key.startswith("file_mounts") else "for example --env NAME=VALUE"
+        hint = "for example --env NAME=VALUE" if unset[0].key.startswith("file_mounts") else ""
         raise CommandFailure(message, hint, exit_code=2)
     if local := [each.source for loaded in tasks for each in loaded.source.local]:
         hint = "copy it into the folder of the file, and name it there"

@@ -210,7 +210,7 @@ def test_the_shell_joins_the_arguments_to_the_program(text: str) -> None:
     check_request(
         "sagemaker",
         "CreateTrainingJob",
-        yaml.safe_load(make_export(TaskSpec(name="t", run=text, resources=NAMED), lambda need: ())),
+        yaml.safe_load(make_export(TaskSpec(name="t", run=text, resources=NAMED), lambda *_: ())),
     )
     done = subprocess.run(["sh", "-c", 'printf %b "$@"', "sh", *parts], capture_output=True)
     assert done.stdout.decode() == program
