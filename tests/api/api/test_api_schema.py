@@ -20,6 +20,7 @@ import uvicorn
 from hypothesis import HealthCheck, given, settings
 from schemathesis.checks import not_a_server_error
 from tests.api.api_state import KINDS, TOKEN, Api, database, open_api
+from tests.waits import PATIENCE_S
 
 from cavvy.store.snapshot import choose
 
@@ -121,7 +122,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory, few_offers: None) -> Itera
 
 def load_schema(running: Running) -> Any:
     url = f"{running.url}/v1/openapi.json"
-    return schemathesis.openapi.from_url(url, headers={"Authorization": f"Bearer {TOKEN}"})
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    return schemathesis.openapi.from_url(url, headers=headers, timeout=PATIENCE_S)
 
 
 @pytest.mark.timeout(400)  # it walks through all routes, of which there are more and more
@@ -148,7 +150,9 @@ def test_no_request_finds_a_fault(servers: Servers) -> None:
             def try_one(case: Any) -> None:
                 for kind, each in running.items():
                     headers = aim(case, each)
-                    response = case.call(base_url=each.url, headers=headers, session=session)
+                    response = case.call(
+                        base_url=each.url, headers=headers, session=session, timeout=PATIENCE_S
+                    )
                     case.validate_response(response, checks=[not_a_server_error])
                     sent[kind] += 1
 
