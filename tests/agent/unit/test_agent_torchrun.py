@@ -2,6 +2,7 @@
 stand-in of PyTorch and of the agent."""
 
 import ast
+import gzip
 import importlib
 import json
 import os
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,12 @@ with open("/proc/self/environ") as file:
 with open(f"{folder}/shown-{os.environ['RANK']}", "w") as file:
     file.write(shown)
 """
+LEAVES_OPEN = """
+import gzip
+plain, text = open(f"{folder}/plain-{first}", "w"), gzip.open(f"{folder}/text-{first}", "wt")
+plain.write("all")
+text.write("all")
+"""
 # what the file has of PyTorch: its launcher, and what the launcher needs
 API = """
 import dataclasses
@@ -160,6 +168,7 @@ TORCH = {
     "distributed/elastic/utils/api": MACROS,
 }
 PATIENCE_S = 120
+Launch = Callable[..., str]
 
 
 class StandIn:
@@ -173,7 +182,8 @@ class StandIn:
         program: str = "",
         imports: str = "",
         config: dict[str, object] | None = None,
-        heard: bool = True,
+        joined: bool = False,
+        script: bool = False,
     ) -> None:
         imported = f"{imports}\ndef set_num_threads(n): pass\nprint('imported', flush=True)"
         for name, text in {**TORCH, "__init__": imported}.items():
@@ -193,19 +203,26 @@ class StandIn:
         ranks = {"NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234"}
         agent = {"CAVVY_NOTICE": str(folder / "notice"), "CAVVY_REJOINS": "1"}
         agent |= {"CAVVY_ATTEMPT": str(attempt), ROOM: " " * ROOM_SIZE}
-        module = [sys.executable, "-m", "torch.distributed.run", json.dumps(config or {})]
+        launcher = ["-m", "torch.distributed.run"]
+        if script:
+            (folder / "torchrun").write_text(RUN)
+            launcher = [str(folder / "torchrun")]
         self.process = subprocess.Popen(
-            [*module, str(folder / "code/train.py"), str(folder), *words],
+            [
+                sys.executable,
+                *launcher,
+                json.dumps(config or {}),
+                str(folder / "code/train.py"),
+                str(folder),
+                *words,
+            ],
             env={**os.environ, **ranks, **agent, "PYTHONPATH": f"{folder}/launchers:{folder}"},
             stdout=subprocess.PIPE,
-            stderr=None if heard else subprocess.STDOUT,
+            stderr=subprocess.STDOUT if joined else None,
             text=True,
             start_new_session=True,
         )
-        if heard:
-            self._line, _ = self._door.accept()
-        else:
-            self._line = socket.socket(socket.AF_UNIX)
+        self._line, _ = self._door.accept()
         self._line.settimeout(PATIENCE_S)
         self._file = self._line.makefile("rw")
 
@@ -438,6 +455,47 @@ def test_others_see_the_variables_of_a_rank(tmp_path: Path) -> None:
         assert "CAVVY_ATTEMPT=1" in shown
 
 
+# sends a signal before the ranks of one of the attempts have been forked
+BETWEEN = """
+import gc, os, signal
+attempts, freeze = [], gc.freeze
+def tell():
+    attempts.append(1)
+    if len(attempts) == {attempt}:
+        os.kill(os.getpid(), signal.SIGTERM)
+    freeze()
+gc.freeze = tell
+"""
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_signal_before_the_ranks_are_forked_ends_the_launcher(
+    tmp_path: Path, attempt: int
+) -> None:
+    agent = StandIn(tmp_path, "hold", imports=BETWEEN.replace("{attempt}", str(attempt)))
+    agent.hear()
+    if attempt == 2:
+        for rank in (2, 3):
+            agent.read(1, rank)
+        agent.say(regroup={})
+        agent.hear()
+        agent.say(stay={})
+        agent.say(rejoin={"env": {"CAVVY_ATTEMPT": "2"}})
+    assert agent.hear() == {"keeps": {"kept": 0}}
+    assert agent.end() == (-15, 1)
+    assert not [*tmp_path.glob(f"{attempt}-*")]
+
+
+def test_files_that_a_rank_leaves_open_are_whole(tmp_path: Path) -> None:
+    agent = StandIn(tmp_path, program=LEAVES_OPEN)
+    agent.hear()
+    agent.hear()
+    assert agent.end() == (0, 1)
+    for first in (True, False):
+        assert (tmp_path / f"plain-{first}").read_text() == "all"
+        assert gzip.decompress((tmp_path / f"text-{first}").read_bytes()) == b"all"
+
+
 @pytest.mark.parametrize(
     ("config", "why"),
     [
@@ -446,6 +504,7 @@ def test_others_see_the_variables_of_a_rank(tmp_path: Path) -> None:
         ({"rdzv_backend": "etcd"}, "rendezvous of its own"),
         ({"rdzv_configs": {"rank": 0}}, "another rank"),
         ({"rdzv_endpoint": "elsewhere:1234"}, "another address"),
+        ({"rdzv_endpoint": "10.0.0.7:4321"}, "another port"),
         ({"filters": ["loss"]}, "filters=['loss']"),
         ({"tee": 3}, "options for logs"),
         ({"signals_to_handle": "SIGUSR2"}, "signals_to_handle='SIGUSR2'"),
@@ -454,7 +513,9 @@ def test_others_see_the_variables_of_a_rank(tmp_path: Path) -> None:
 def test_pytorch_starts_the_ranks_if_the_launcher_is_asked_for_more(
     tmp_path: Path, config: dict[str, object], why: str
 ) -> None:
-    agent = StandIn(tmp_path, config=config, heard=False)
+    agent = StandIn(tmp_path, config=config, joined=True)
+    # a second launcher is not the first that could be kept
+    assert [agent.hear(), agent.hear()] == [{"keeps": {"kept": 1}}, {"keeps": {"kept": 0}}]
     out, _ = agent.process.communicate(timeout=PATIENCE_S)
     agent.close()
     imported, note, plain, after = out.splitlines()
@@ -463,25 +524,86 @@ def test_pytorch_starts_the_ranks_if_the_launcher_is_asked_for_more(
     assert why in note
 
 
-def test_pytorch_starts_what_has_the_address_of_a_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
+    """Return what finds an obstacle for a launcher that has none."""
     ranks = {"NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234"}
+    job = {**ranks, "CAVVY_HOSTS": "10.0.0.7,10.0.0.8", "no_proxy": "10.0.0.8"}
     (tmp_path / "train.py").write_text("pass")
     (tmp_path / "stand_in_api.py").write_text(API)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "warnoptions", [])
+    monkeypatch.setattr(sys, "_xoptions", {})
     config = importlib.import_module("stand_in_api").LaunchConfig(
         min_nodes=2, max_nodes=2, nproc_per_node=1, max_restarts=0, rdzv_backend="c10d"
     )
-    config.rdzv_endpoint = "10.0.0.7:1234"
-    words = ["-u", str(tmp_path / "train.py")]
-    env = {**ranks, "CAVVY_HOSTS": "10.0.0.7,10.0.0.8"}
-    assert torchrun.find_obstacle(config, sys.executable, words, env) == ""
-    words.append("--peer=10.0.0.8:99")
-    assert "address of a node" in torchrun.find_obstacle(config, sys.executable, words, env)
-    assert "no script" in torchrun.find_obstacle(config, sys.executable, ["-u", "none.py"], env)
-    assert "own Python" in torchrun.find_obstacle(config, "bash", words, env)
-    assert "missing" in torchrun.find_obstacle(config, sys.executable, words, {})
+
+    def find(
+        *words: str, python: str = sys.executable, port: str = "1234", **env: str | None
+    ) -> str:
+        config.rdzv_endpoint = f"10.0.0.7:{port}"
+        whole = {name: value for name, value in {**job, **env}.items() if value is not None}
+        script = words if words[:1] == ("none.py",) else (str(tmp_path / "train.py"), *words)
+        return torchrun.find_obstacle(config, python, ["-u", *script], whole)
+
+    assert find() == ""
+    return find
+
+
+def test_pytorch_starts_what_has_the_address_or_port_of_a_node(launch: Launch) -> None:
+    for word in ("--peer=10.0.0.8:99", "tcp://10.0.0.8", "10.0.0.7,10.0.0.8"):
+        assert launch(word) == "the program's arguments have the address of a node"
+        assert launch(MASTER_ADDRESS=word) == "$MASTER_ADDRESS has the address of a node"
+    for word in ("tcp://main:1234", "--port=1234", "1234"):
+        assert launch(word) == "the program's arguments have the value of $MASTER_PORT"
+        assert launch(MEET=word) == "$MEET has the value of $MASTER_PORT"
+    for word in ("10.0.0.81:/data", "110.0.0.8", "12345", "61234"):
+        assert launch(word, DATA=word) == ""
+
+
+def test_pytorch_starts_the_ranks_if_a_port_of_ones_own_could_change(launch: Launch) -> None:
+    assert (launch(port="29500"), launch(port="29400")) == ("", "")
+    assert "another port" in launch(port="2345")
+
+
+def test_pytorch_starts_what_is_no_script_or_not_in_the_job(launch: Launch) -> None:
+    assert "no script" in launch("none.py")
+    assert "own Python" in launch(python="bash")
+    assert "missing" in launch(NNODES=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("warnoptions", ["error"]), ("_xoptions", {"importtime": True})]
+)
+def test_pytorch_starts_what_would_not_have_the_options_of_the_launcher(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, name: str, value: object
+) -> None:
+    monkeypatch.setattr(sys, name, value)
+    assert "options" in launch()
+    if name == "warnoptions":  # what a variable says holds for each Python
+        assert launch(PYTHONWARNINGS="error") == ""
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["-O", pytest.param("-P", marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="new"))],
+)
+def test_options_of_this_python_are_seen(flag: str) -> None:
+    look = f"sys.path.insert(0, {str(Path(torchrun.__file__).parent)!r}); import torchrun"
+    for flags in ([], [flag]):
+        done = subprocess.run(
+            [
+                sys.executable,
+                *flags,
+                "-c",
+                f"import sys; {look}; print(torchrun._has_options({{}}))",
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PATH": os.environ["PATH"]},
+        )
+        assert done.stdout.strip() == str(bool(flags))
 
 
 def test_the_python_of_the_work_keeps_its_own_customization(tmp_path: Path) -> None:

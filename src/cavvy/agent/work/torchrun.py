@@ -20,8 +20,10 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import gc
+import io
 import json
 import os
+import re
 import runpy
 import select
 import signal
@@ -43,6 +45,13 @@ _LONGEST = 4096  # bytes of the description of a lost connection
 _ENDS = (signal.SIGTERM, signal.SIGINT)
 _PASSED_ON = (*_ENDS, signal.SIGUSR1)
 ROOM = "CAVVY_RANK_ROOM"  # the agent fills it with blanks (`environment.py`)
+_PORTS = ("29500", "29400")  # what PyTorch's launchers use when they are told none
+# Variables that the agent changes, or the launcher has read; the rest names no other node.
+_TOLD_PREFIXES = ("CAVVY_", "PET_")
+_TOLD = {
+    *("MASTER_ADDR", "MASTER_PORT", "HOSTNAME"),
+    *("SSH_CLIENT", "SSH_CONNECTION", "no_proxy", "NO_PROXY"),
+}
 # With 1, PyTorch counts GPUs without using them.
 _COUNTS = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _ENV_START, _ENV_END = 47, 48  # indexes of the fields of /proc/PID/stat after the program's name
@@ -68,7 +77,7 @@ class NodeRanks:
         self._failed = 0  # exit code of the first rank that has failed, negative for a signal
         self._error = ""  # how its connection to another rank was lost
         self._asked = False  # whether the agent has asked the ranks to end
-        self._signalled = False  # whether a signal from elsewhere has
+        self._signalled = 0  # the signal from elsewhere that has, or 0
         self._handlers: dict[int, Any] = {}
         self._woken, self._wakes = socket.socketpair()  # the second gets a byte for each signal
         for each in (self._woken, self._wakes):
@@ -86,6 +95,10 @@ class NodeRanks:
             gc.freeze()  # the collector would write to each object, which copies its page
             # a signal that arrives now waits until there are ranks that get it
             before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+            if self._signalled:  # before there was a rank that could get it
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                self._leave(-self._signalled)
+                return None
             for local in range(self._place.count):
                 mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
                 pid = os.fork()
@@ -131,7 +144,7 @@ class NodeRanks:
             each.close()
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._signalled = self._signalled or number in _ENDS
+        self._signalled = self._signalled or (number if number in _ENDS else 0)
         self._signal(number)
 
     def _signal(self, number: int) -> None:
@@ -230,7 +243,7 @@ class NodeRanks:
 
     def _say(self, line: dict[str, object]) -> None:
         if self._line is not None:
-            self._line.sendall(json.dumps(line).encode() + b"\n")
+            _send(self._line, line)
 
     def _leave(self, code: int) -> None:
         with suppress(OSError):
@@ -293,10 +306,20 @@ def replace_launch(api: Any) -> None:
         if why:
             note = "cavvy: if a node is lost, the ranks of the others import PyTorch again, since"
             print(f"{note} {why}", file=sys.stderr, flush=True)
+            _take_place()
             return plain(config, entrypoint, args, *rest, **more)
         return start_ranks(config, args)
 
     api.launch_agent = launch
+
+
+def _take_place() -> None:
+    """Tell the agent that this launcher cannot be kept. Otherwise, the next one of the commands
+    would be the first that can be, and new nodes begin at this one."""
+    line = connect()
+    if line is not None:
+        with line, suppress(OSError):
+            _send(line, {"keeps": {"kept": 0}})
 
 
 def find_obstacle(config: Any, entrypoint: Any, args: list[Any], env: Any) -> str:
@@ -319,8 +342,7 @@ def find_obstacle(config: Any, entrypoint: Any, args: list[Any], env: Any) -> st
     program = args[1] if len(args) > 1 else ""
     if program != "-m" and not _is_script(program):
         return f"{program or 'nothing'} is no script"
-    flags = sys.flags
-    if flags.isolated or flags.ignore_environment or flags.no_user_site:
+    if _has_options(env):
         return "the launcher's Python has options that its ranks would not have"
     if getattr(config, "numa_options", None) is not None and _find_binding() is None:
         return "the launcher has options for NUMA"
@@ -336,12 +358,41 @@ def _find_other_place(config: Any, args: list[Any], env: Any) -> str:
         return "the launcher has a rendezvous of its own"
     if int(config.rdzv_configs.get("rank", env["NODE_RANK"])) != int(env["NODE_RANK"]):
         return "the launcher was told another rank than the node's"
-    if _split(config.rdzv_endpoint)[0] != env["MASTER_ADDR"]:
+    host, port = _split(config.rdzv_endpoint)
+    if host != env["MASTER_ADDR"]:
         return "the launcher was told another address than $MASTER_ADDR"
-    hosts = env.get("CAVVY_HOSTS", "").split(",")
-    if any(each and each in str(word) for word in args for each in hosts):
-        return "the program's arguments have the address of a node"
+    if port not in (env["MASTER_PORT"], *_PORTS):
+        return "the launcher was told another port than $MASTER_PORT"
+    return _find_stale(args, env)
+
+
+def _find_stale(args: list[Any], env: Any) -> str:
+    """Return what of the arguments and variables a repair would change, or ""."""
+    hosts = [*filter(None, env.get("CAVVY_HOSTS", "").split(","))]
+    places = {
+        "the address of a node": [rf"(?<![\w.-]){re.escape(host)}(?!\w)" for host in hosts],
+        "the value of $MASTER_PORT": [rf"(?<!\d){re.escape(env['MASTER_PORT'])}(?!\d)"],
+    }
+    for what, patterns in places.items():
+        found = re.compile("|".join(patterns) or r"(?!)")
+        if any(found.search(str(word)) for word in args):
+            return f"the program's arguments have {what}"
+        for name, value in env.items():
+            told = name in _TOLD or name.startswith(_TOLD_PREFIXES)
+            if not told and found.search(value):
+                return f"${name} has {what}"
     return ""
+
+
+def _has_options(env: Any) -> bool:
+    """Return whether this Python has options that one with the same variables would not have."""
+    flags = sys.flags
+    set_here = flags.isolated or flags.ignore_environment or flags.no_user_site
+    warned = [*filter(None, env.get("PYTHONWARNINGS", "").split(","))]
+    optimized = flags.optimize and not env.get("PYTHONOPTIMIZE")
+    # -P also changes where a rank finds modules
+    safe = getattr(flags, "safe_path", False)
+    return bool(set_here or optimized or safe or sys._xoptions or sys.warnoptions != warned)
 
 
 def _split(endpoint: str) -> tuple[str, str]:
@@ -471,13 +522,26 @@ def _exit(code: int) -> NoReturn:
         threading._shutdown()  # type: ignore[attr-defined] # awaits the program's threads
         atexit._run_exitfuncs()
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):
-                stream.flush()
-        if code < 0:
-            signal.signal(-code, signal.SIG_DFL)
-            os.kill(os.getpid(), -code)
-        os._exit(_as_shell(code))
+        try:
+            _close_files()
+        finally:
+            if code < 0:
+                signal.signal(-code, signal.SIG_DFL)
+                os.kill(os.getpid(), -code)
+            os._exit(_as_shell(code))
+
+
+def _close_files() -> None:
+    """Write what files that the program has left open still have in memory. Those of other kinds,
+    such as `gzip`, write their end when they are closed."""
+    files = [each for each in gc.get_objects() if issubclass(type(each), io.IOBase)]
+    for each in (*files, sys.stdout, sys.stderr):
+        with suppress(Exception):
+            each.flush()
+    for each in files:
+        if type(each).__module__ not in ("_io", "io"):
+            with suppress(Exception):
+                each.close()
 
 
 def show_variables(variables: dict[str, str]) -> None:
@@ -518,10 +582,14 @@ def connect() -> socket.socket | None:
     try:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         line.connect(env["CAVVY_NOTICE"])
-        line.sendall(json.dumps({"keeps": {"kept": 1}}).encode() + b"\n")
+        _send(line, {"keeps": {"kept": 1}})
     except OSError:
         return None  # the agent has exited
     return line
+
+
+def _send(line: socket.socket, said: dict[str, object]) -> None:
+    line.sendall(json.dumps(said).encode() + b"\n")
 
 
 def run_program(program: str, *, module: bool) -> None:
