@@ -19,6 +19,8 @@ import pytest
 
 from cavvy.agent.work import python_start, torchrun
 from cavvy.agent.work.environment import ROOM, ROOM_SIZE
+from cavvy.agent.work.reaper import list_children
+from cavvy.agent.work.signal_targets import choose, is_starting
 
 PROGRAM = """
 import json, os, sys, time
@@ -101,6 +103,19 @@ import gzip
 plain, text = open(f"{folder}/plain-{first}", "w"), gzip.open(f"{folder}/text-{first}", "wt")
 plain.write("all")
 text.write("all")
+"""
+# has a helper, which inherits the command line, and a handler once it has been told so
+WORKS = """
+import multiprocessing
+if first:
+    helper = multiprocessing.get_context("fork").Process(target=wait, daemon=True)
+    helper.start()
+    tell(f"helper-{helper.pid}")
+tell(f"starts-{os.getpid()}")
+wait("handle")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+tell(f"ready-{os.getpid()}")
+wait()
 """
 # what the file has of PyTorch: its launcher, and what the launcher needs
 API = """
@@ -238,6 +253,13 @@ class StandIn:
             assert self.process.poll() is None
             time.sleep(0.02)
         return path
+
+    def find_numbers(self, name: str, count: int) -> set[int]:
+        """Return the numbers in the names of so many files."""
+        while len(found := [*self.folder.glob(f"{name}-*")]) < count:
+            assert self.process.poll() is None
+            time.sleep(0.02)
+        return {int(each.name.rpartition("-")[2]) for each in found}
 
     def read(self, attempt: int, rank: int) -> list[object]:
         found: list[object] = json.loads(self.find(f"{attempt}-{rank}").read_text())
@@ -494,6 +516,26 @@ def test_files_that_a_rank_leaves_open_are_whole(tmp_path: Path) -> None:
     for first in (True, False):
         assert (tmp_path / f"plain-{first}").read_text() == "all"
         assert gzip.decompress((tmp_path / f"text-{first}").read_bytes()) == b"all"
+
+
+def test_forked_ranks_and_not_their_helpers_get_the_signal(tmp_path: Path) -> None:
+    agent = StandIn(tmp_path, program=WORKS, script=True)
+    agent.hear()
+    root = agent.process.pid
+    ranks = agent.find_numbers("starts", 2)
+    [helper] = agent.find_numbers("helper", 1)
+    assert is_starting(root, list_children())
+    (tmp_path / "handle").touch()
+    assert agent.find_numbers("ready", 2) == ranks
+    assert not is_starting(root, list_children())
+    targets = choose(root, list_children())
+    assert targets is not None
+    assert ({*targets.first}, {*targets.programs}) == (ranks, ranks)
+    assert {*targets.left} == {root, helper}
+    for pid in targets.first:
+        os.kill(pid, signal.SIGTERM)
+    assert agent.hear() == {"keeps": {"kept": 0}}
+    assert agent.end() == (0, 1)
 
 
 @pytest.mark.parametrize(

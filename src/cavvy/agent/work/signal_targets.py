@@ -373,8 +373,13 @@ def _read_link(pid: int, name: str) -> str:
 
 
 def is_launcher(pid: int) -> bool:
-    """Whether the program, or the script or module that an interpreter runs, is a launcher."""
-    words = _read_words(pid)[:_WORDS]
+    """Whether the program, or the script or module that an interpreter runs, is a launcher. A rank
+    that its launcher has forked is none, and neither are the rank's own forks (`torchrun.py`): they
+    have the command line of the launcher."""
+    return _are_launcher(_read_words(pid)[:_WORDS]) and not _is_rank_fork(pid)
+
+
+def _are_launcher(words: list[str]) -> bool:
     if not words or not words[0]:
         return False
     if os.path.basename(words[0]) in LAUNCHERS:
@@ -385,6 +390,13 @@ def is_launcher(pid: int) -> bool:
         if not word.startswith("-"):  # the script of an interpreter
             return os.path.basename(word) in LAUNCHERS
     return False
+
+
+def _is_rank_fork(pid: int) -> bool:
+    """Whether a process has a rank, and the command line of its parent."""
+    fields = read_process(pid)
+    same = bool(fields) and _read_words(pid) == _read_words(int(fields[1]))
+    return same and any(each.startswith(_LOCAL + b"=") for each in _read_ranks(pid))
 
 
 def _read_words(pid: int) -> list[str]:
