@@ -142,7 +142,7 @@ def run(
             f"exec {sys.executable} -m torch.distributed.run --nnodes $NNODES --nproc-per-node 1 "
             f"--node-rank $NODE_RANK {address} {program}"
         )
-    keeps = ', CAVVY_REJOINS: "0"' if asked.launcher == "plain" else ""
+    keeps = ', CAVVY_FORK_RANKS: "1"' if asked.launcher == "torchrun" else ""
     setup = f"setup: sleep {asked.setup_s}\n" if asked.setup_s else ""
     file = folder / f"{name}.yaml"
     file.write_text(

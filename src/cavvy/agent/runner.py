@@ -35,7 +35,7 @@ from .outbox import MessageOutbox
 from .step_runner import StepRunner, needs_preparing
 from .tunnel import open_tunnel
 from .verdict import ExitRecord, FailureCause
-from .work.environment import add_launchers, add_python, make_environment, may_keep
+from .work.environment import add_keeping, add_python, make_environment
 from .work.reaper import PR_SET_CHILD_SUBREAPER, ChildCommand, prctl
 
 TYPE_CHECKING = False
@@ -500,8 +500,7 @@ class RankRunner:
             self._notification_socket = self._before.socket
             self._notification_socket.move(self._loop, *hears)
         self._env = make_environment(self._config, work, self._notification_socket.path)
-        if may_keep(work):
-            add_launchers(self._config, self._env)
+        add_keeping(self._config, work, self._env)
         from .tracking_door import TrackingDoor
 
         self._tracking = TrackingDoor(

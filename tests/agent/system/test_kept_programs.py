@@ -132,7 +132,7 @@ def test_the_second_program_of_a_node_does_not_stay(tmp_path: Path) -> None:
         assert rig.exited()["exit_code"] == 3
 
 
-def test_each_python_of_work_that_can_be_kept_knows_how_launchers_start_ranks(
+def test_each_python_of_work_that_asks_for_it_knows_how_launchers_start_ranks(
     tmp_path: Path,
 ) -> None:
     look = (
@@ -140,7 +140,7 @@ def test_each_python_of_work_that_can_be_kept_knows_how_launchers_start_ranks(
         "'launchers' in str(sys.path), os.environ['PYTHONPATH'].endswith('/launchers:/own'))"
     )
     run = f'{sys.executable} -c "{look}"'
-    env = {"PYTHONPATH": "/own"}
+    env = {"PYTHONPATH": "/own", "CAVVY_FORK_RANKS": "1"}
     with make_rig(**{**make_work(tmp_path, ""), "run": run, "env": env}) as rig:
         assert rig.finish() == 0
         assert rig.output() == "ApiFinder False True\n"

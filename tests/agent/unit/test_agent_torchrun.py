@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
+from cavvy.agent.config import AgentConfig, ConfigFields, read_work
 from cavvy.agent.work import python_start, torchrun
-from cavvy.agent.work.environment import ROOM, ROOM_SIZE
+from cavvy.agent.work.environment import ROOM, ROOM_SIZE, add_keeping, write_rank_files
 from cavvy.agent.work.reaper import list_children
 from cavvy.agent.work.signal_targets import choose, is_starting
 
@@ -646,6 +647,33 @@ def test_options_of_this_python_are_seen(flag: str) -> None:
             env={"PATH": os.environ["PATH"]},
         )
         assert done.stdout.strip() == str(bool(flags))
+
+
+@pytest.mark.parametrize(
+    ("env", "keeps", "forks"),
+    [
+        ({}, True, False),
+        ({"CAVVY_FORK_RANKS": "1"}, True, True),
+        ({"CAVVY_FORK_RANKS": "0"}, True, False),
+        ({"CAVVY_REJOINS": "0", "CAVVY_FORK_RANKS": "1"}, False, False),
+    ],
+)
+def test_ranks_are_forked_only_if_the_task_asks_for_it(
+    tmp_path: Path, env: dict[str, str], keeps: bool, forks: bool
+) -> None:
+    saved = {"path": "saved", "storage": str(tmp_path / "saved")}
+    basics = {"job": "x", "job_id": "1", "project": "p", "attempt": 1, "run": "true"}
+    fields = {**basics, "repair_s": 60, "checkpoint": saved, "env": env}
+    work = read_work(ConfigFields(fields, "work"))
+    home = {"gang": "g", "rank": 0, "address": "", "token": "", "home": str(tmp_path)}
+    config = AgentConfig(ConfigFields(home, "configuration"))
+    found = {"PYTHONPATH": "/own"}
+    add_keeping(config, work, found)
+    write_rank_files(config, work)
+    folder = tmp_path / "launchers"
+    assert ("CAVVY_REJOINS" in found) == keeps
+    assert (ROOM in found) == folder.exists() == forks
+    assert found["PYTHONPATH"] == (f"{folder}:/own" if forks else "/own")
 
 
 def test_the_python_of_the_work_keeps_its_own_customization(tmp_path: Path) -> None:

@@ -149,6 +149,11 @@ def test_every_key_reaches_the_task() -> None:
     )
 
 
+def test_a_task_may_choose_how_its_programs_stay_on_a_node() -> None:
+    text = 'name: x\nrun: "true"\nenv: {CAVVY_REJOINS: "0", CAVVY_FORK_RANKS: "1"}'
+    assert parse_task(text, file="x.yaml").env == {"CAVVY_REJOINS": "0", "CAVVY_FORK_RANKS": "1"}
+
+
 def test_the_shortest_file() -> None:
     assert parse_task("run: x", file="/some/My Train.yaml") == TaskSpec(name="my-train", run="x")
     assert parse_task("run: x\nresources:\nenv:\nlimits:\n", file="a.yaml") == TaskSpec(

@@ -63,6 +63,7 @@ DEVICE_VARIABLES = {
 # the variables of Open MPI 5 and 4; they apply to all nodes of a job
 MPI_FOLDERS = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 REJOINS = "CAVVY_REJOINS"  # tells programs that this agent can keep them
+FORKS = "CAVVY_FORK_RANKS"  # with 1 in the task's `env`, launchers of PyTorch can be kept, too
 # blanks, in whose place a rank that was forked shows its variables (`torchrun.py`)
 ROOM, ROOM_SIZE = "CAVVY_RANK_ROOM", 400
 MPS = "/tmp/nvidia-mps"  # the default folder of the control daemon's pipes
@@ -244,10 +245,21 @@ def may_keep(work: WorkConfig) -> bool:
     )
 
 
-def add_launchers(config: AgentConfig, env: dict[str, str]) -> None:
-    """Let the programs of the work be kept, and start the ranks of PyTorch's launchers so that they
-    can be."""
-    env[REJOINS] = "1"
+def forks_ranks(work: WorkConfig) -> bool:
+    """Return whether the ranks of PyTorch's launchers are forked, so that these can be kept."""
+    return may_keep(work) and work.env.get(FORKS) == "1"
+
+
+def add_keeping(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> None:
+    """Let the programs of the work be kept, if this is possible, and PyTorch's launchers, if the
+    task asks for it."""
+    if may_keep(work):
+        env[REJOINS] = "1"
+    if forks_ranks(work):
+        _add_launchers(config, env)
+
+
+def _add_launchers(config: AgentConfig, env: dict[str, str]) -> None:
     env[ROOM] = " " * ROOM_SIZE
     env["PYTHONPATH"] = ":".join(filter(None, (config.launchers_folder, env.get("PYTHONPATH"))))
 
@@ -260,7 +272,7 @@ def write_rank_files(config: AgentConfig, work: WorkConfig) -> None:
     write_whole(
         config.host_file, "".join(f"{address} slots={slots}\n" for address in work.addresses)
     )
-    if may_keep(work):
+    if forks_ranks(work):
         os.makedirs(config.launchers_folder, exist_ok=True)
         _write_program("python_start.py", f"{config.launchers_folder}/sitecustomize.py")
         _write_program("torchrun.py", f"{config.launchers_folder}/{LAUNCHER}.py")

@@ -1,10 +1,10 @@
 """Lets `torchrun.py` start the ranks of the launchers of PyTorch, such as torchrun.
 
 The agent copies this file as `sitecustomize.py` to a folder of its own, which it puts first in the
-`PYTHONPATH` of work whose programs can be kept. So each Python of the work runs the file when it
-starts, whichever environment it belongs to. The file then takes its folder out of the way, runs the
-`sitecustomize` that Python would have run without it, and waits for the import of the module
-through which all launchers of PyTorch start ranks. It must be valid in every Python 3.
+`PYTHONPATH` of work that asks for it (`environment.py`). So each Python of the work runs the file
+when it starts, whichever environment it belongs to. The file then takes its folder out of the way,
+runs the `sitecustomize` that Python would have run without it, and waits for the import of the
+module through which all launchers of PyTorch start ranks. It must be valid in every Python 3.
 """
 
 import os

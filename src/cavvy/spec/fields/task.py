@@ -133,6 +133,15 @@ def check_variable(name: str) -> str:
     return name
 
 
+# What a task chooses of how its programs stay on a node (`agent/work/environment.py`).
+_CHOICES = {"CAVVY_REJOINS", "CAVVY_FORK_RANKS"}
+
+
+def _check_set(name: str) -> str:
+    """Check that a task may set a variable, and return its name. Raises WrongValue."""
+    return name if name in _CHOICES else check_variable(name)
+
+
 # The variables that each node sets itself, because its programs need them.
 _OWN_VARIABLES = {
     "PATH",
@@ -368,7 +377,7 @@ _TAGS = MapKind(
 
 _ENV = named_texts(
     "variable names, each with a string value",
-    check_variable,
+    _check_set,
     {"pattern": f"^{_VARIABLE.pattern}$"},
     missing="the variable has no value",
     hint="write '' for an empty value, or list the name under `secrets`",
