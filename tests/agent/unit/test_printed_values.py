@@ -885,6 +885,8 @@ def test_what_changes_beside_a_value_is_one_from_then_on() -> None:
         "│┃" * 2000 + "loss 1",
         "9%|" * 2000 + "loss 1",
         "\t" * 4000 + "loss 1",
+        "| loss" + " " * 300 + "|" + " " * 300 + "x",
+        "iter" + "1" * 600 + "[" * 600 + "loss 1",
     ],
 )
 def test_hostile_lines_are_read_in_a_moment(line: str) -> None:
@@ -893,6 +895,33 @@ def test_hostile_lines_are_read_in_a_moment(line: str) -> None:
         for _, values in read(line + "\n"):
             assert all(math.isfinite(value) for value in values.values())
             assert all(len(name) <= 64 for name in values)
+
+
+def test_the_pattern_of_a_cell_sees_no_runs_of_blanks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In them, its parts would take turns: such a line once took minutes."""
+    table = "-----\n| rollout/{0} |{0} |\n|{0}ep len{0}mean | 1 |{0}\n| loss{0}|{0}0.5{0}|\n-----\n"
+    seen: list[str] = []
+    pattern = printed_values._CELL
+
+    class Seen:
+        def match(self, line: str) -> object:
+            seen.append(line)
+            return pattern.match(line)
+
+    monkeypatch.setattr(printed_values, "_CELL", Seen())
+    long = read(table.format(" \t" * 300) + "| loss" + " " * 300 + "|" + " " * 300 + "x\n")
+    assert len(seen) == 4
+    assert not any("  " in line or "\t" in line for line in seen)
+    assert (
+        long == read(table.format(" ")) == [(None, {"rollout/ep_len_mean": 1, "rollout/loss": 0.5})]
+    )
+
+
+def test_a_phase_is_named_after_a_counted_iteration() -> None:
+    line = "{0}: train [x] loss=0.5\n{0}: val [x] loss=0.4\n"
+    for name in ("iter 12", "iter12", "iter_12", "Iteration #12"):
+        found = [values for _, values in read(line.format(name))]
+        assert found == [{"loss": 0.5}, {"val_loss": 0.4}]
 
 
 def test_no_more_lines_are_read_than_the_budget_allows() -> None:

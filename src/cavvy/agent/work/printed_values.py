@@ -66,7 +66,7 @@ _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|#")
 _PARTS_OF = re.compile(r"[-_/]")
 _BARE = re.compile(r"[a-z]+(?=[\d@])")
 _PHASE = re.compile(
-    r"\W*(?:(?:epoch|step|iter\w*)\W*\d+\W+)?(?:on (?:the )?)?"
+    r"\W*(?:(?:epoch|step|iter[^\W\d]*)\W*\d+\W+)?(?:on (?:the )?)?"
     r"(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?|eval(?:uation)?)\b[^=]*?[:\]|]",
     re.IGNORECASE,
 )
@@ -92,7 +92,8 @@ _FRAMES = {
     **dict.fromkeys(map(ord, "─━═"), "-"),
 }
 _FRAMED = re.compile("[│┃║┏┡├└┌┗┣╭╰╔╚╠╒╞╘]")
-_CELL = re.compile(r"\|\s*([A-Za-z_][\w/ .-]*?)\s*\|\s*([-+]?[\d.]+(?:[eE][-+]?\d+)?)?\s*\|\Z")
+# with single blanks: in runs of them, the parts of this pattern would take turns
+_CELL = re.compile(r"\| ?([A-Za-z_][\w/ .-]*?) ?\| ?([-+]?[\d.]+(?:[eE][-+]?\d+)?)? ?\|\Z")
 _RULE = re.compile(r"[-+=─━| ]{4,}\Z")
 _FRACTION = re.compile(r"(?<![\w./:-])(\d{1,15})\s*/\s*(\d{1,15})(?![\w./:-]*[\w/-])")
 _SHARE = re.compile(r"%\s?\($")  # before a fraction that tells how many a share is of
@@ -405,7 +406,7 @@ class PrintedValues:
             if not any(_is_plotted(*re.split(r"[ _/]", name)) for name in values):
                 return None
             return self._step("", counters, {}), values
-        cell = _CELL.match(line)
+        cell = _CELL.match(" ".join(line.split()))
         if cell is None:
             return None
         if self._cells is None:
