@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cavvy.capabilities.importers.compose import merging
 from cavvy.capabilities.importers.compose.files import _WAIT
 from cavvy.domain.tasks import AcceleratorNeed, ImageBuild, JobDependency, TaskSpec, VolumeKind
 from cavvy.spec import SpecError
+from cavvy.spec.problems import ProblemNotes
+from cavvy.spec.tree import Node, compose_all, to_value
 from cavvy.task_files import ReadOptions, load_file, load_tasks
 
 GPU = "{resources: {reservations: {devices: [{driver: nvidia, capabilities: [gpu]%s}]}}}"
@@ -541,3 +544,113 @@ def test_a_file_that_only_adds_arguments_of_the_build_is_read_with_the_other(fol
     build = found.task.image_build
     assert build is not None
     assert (build.path, build.args) == ("app", {"VARIANT": "gpu"})
+
+
+def join_lines(folder: Path, base: str, change: str) -> TaskSpec:
+    """Read a file with one service, which has these lines, and one beside it that changes it."""
+    for name, lines in (("compose", base), ("compose.override", change)):
+        inner = "\n".join(f"    {line}" for line in lines.splitlines())
+        text = f"services:\n  api:\n{inner}\nvolumes: {{data: , other: , x: }}\n"
+        (folder / f"{name}.yaml").write_text(text)
+    (found,) = load_tasks(folder / "compose.yaml")
+    return found.task
+
+
+@pytest.mark.parametrize(
+    ("base", "change"),
+    [
+        ("env_file: a.env", "env_file: b.env"),
+        ("env_file: [a.env]", "env_file: b.env"),
+        ("env_file: a.env", "env_file: [{path: b.env}]"),
+        ("env_file: [{path: a.env}, {path: b.env, required: false}]", "env_file: b.env"),
+    ],
+)
+def test_the_files_of_variables_of_both_files_are_read(
+    base: str, change: str, folder: Path
+) -> None:
+    (folder / "a.env").write_text("A=1\nB=1\n")
+    (folder / "b.env").write_text("B=2\n")
+    assert join_lines(folder, f"image: b\n{base}", change).env == {"A": "1", "B": "2"}
+
+
+@pytest.mark.parametrize("name", ["test", "command", "entrypoint", "environment", "build"])
+def test_services_may_have_the_names_of_keys(name: str, folder: Path) -> None:
+    (folder / "compose.yaml").write_text(f"services: {{{name}: {{image: b, command: [x, '1']}}}}")
+    change = f"services: {{{name}: {{environment: {{command: a}}, command: [y]}}}}"
+    (folder / "compose.override.yaml").write_text(change)
+    (found,) = load_tasks(folder / "compose.yaml")
+    assert (found.task.image, found.task.env) == ("b", {"command": "a"})
+    assert found.task.run.endswith(" y")
+
+
+def test_the_command_of_a_check_of_health_is_replaced() -> None:
+    base = compose_one(
+        "services: {a: {healthcheck: {test: [CMD, a], interval: 5s}, profiles: [p]}}"
+    )
+    change = compose_one("services: {a: {healthcheck: {test: [CMD, b]}, profiles: [p, q]}}")
+    assert to_value(merging._merge(base, change, ())) == {
+        "services": {
+            "a": {"healthcheck": {"test": ["CMD", "b"], "interval": "5s"}, "profiles": ["p", "q"]}
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("base", "change"),
+    [
+        ("build: {dockerfile: D, args: {A: '1'}, context: old}", "build: ."),
+        ("build: .", "build: {dockerfile: D, args: [A=1]}"),
+        ("build: {dockerfile: D, args: [A=0]}", "build: {context: ., args: {A: '1'}}"),
+    ],
+)
+def test_a_build_is_joined_in_each_form(base: str, change: str, folder: Path) -> None:
+    build = join_lines(folder, base, change).image_build
+    assert build is not None
+    assert (build.path, build.dockerfile, build.args) == (".", "D", {"A": "1"})
+
+
+@pytest.mark.parametrize("base", ["['a:10.0.0.1']", "{a: 10.0.0.1}", "[a=10.0.0.1]"])
+@pytest.mark.parametrize("change", ["['b:10.0.0.2']", "{b: 10.0.0.2}"])
+def test_the_hosts_of_both_files_are_known(base: str, change: str, folder: Path) -> None:
+    run = join_lines(folder, f"image: b\nextra_hosts: {base}", f"extra_hosts: {change}").run
+    assert "'10.0.0.1 a'" in run
+    assert "'10.0.0.2 b'" in run
+
+
+@pytest.mark.parametrize("key", ["dns", "dns_opt", "dns_search", "tmpfs", "label_file"])
+def test_one_value_and_a_list_become_a_list(key: str) -> None:
+    base, change = (
+        compose_one(f"services: {{a: {{{key}: {text}}}}}") for text in ("one", "[one, two]")
+    )
+    joined = to_value(merging._merge(base, change, ()))
+    assert joined == {"services": {"a": {key: ["one", "two"]}}}
+
+
+@pytest.mark.parametrize(
+    ("base", "change"),
+    [
+        ("'${D:-data}:/a'", "'${E:-other}:/b'"),
+        ("'data:/a'", "'${D:-other}:/b'"),
+        ("'data:/a/', 'x:/b'", "'other:/b/'"),
+        ("'data:/a', '${X:-a:b}:/b:ro'", "{type: volume, source: other, target: /b}"),
+    ],
+)
+def test_volumes_are_joined_by_their_paths(base: str, change: str, folder: Path) -> None:
+    task = join_lines(folder, f"image: b\nvolumes: [{base}]", f"volumes: [{change}]")
+    found = {each.path.rstrip("/"): each.source.rpartition("_")[2] for each in task.volumes}
+    assert found == {"/a": "data", "/b": "other"}
+
+
+def test_a_second_file_of_several_documents_is_refused(folder: Path) -> None:
+    put(folder, docker_compose=BASE)
+    (folder / "docker-compose.override.yml").write_text(CHANGE + "---\nservices: {}\n")
+    with pytest.raises(SpecError) as error:
+        load_tasks(folder / "docker-compose.yml")
+    (problem,) = error.value.problems
+    assert (problem.file, problem.line) == ("docker-compose.override.yml", 8)
+    assert "second document" in problem.message
+
+
+def compose_one(text: str) -> Node:
+    (node,) = compose_all(text, ProblemNotes("compose.yaml", text))
+    return node

@@ -10,7 +10,15 @@ from cavvy.domain.values import Struct, replace
 from cavvy.named_files import read_named
 from cavvy.spec.problems import ProblemNotes, SourceMark, SpecProblem
 from cavvy.spec.translation import KeptKey
-from cavvy.spec.tree import MAX_CHARACTERS, ListNode, MapNode, Node, ScalarNode, compose_all
+from cavvy.spec.tree import (
+    MAX_CHARACTERS,
+    ListNode,
+    MapNode,
+    Node,
+    ScalarNode,
+    check_single,
+    compose_all,
+)
 
 # the files that `docker compose up` reads: the first of these, and the first that changes it
 _BASES = ("compose.yaml", "compose.yml", "docker-compose.yml", "docker-compose.yaml")
@@ -18,9 +26,15 @@ _OVERRIDES = (
     *("compose.override.yml", "compose.override.yaml"),
     *("docker-compose.override.yml", "docker-compose.override.yaml"),
 )
-_REPLACED = ("command", "entrypoint", "test")
-_BY_NAME = ("environment", "labels", "annotations", "args", "depends_on", "networks", "sysctls")
+# the keys of a service that have rules of their own
+_REPLACED = ("command", "entrypoint", "healthcheck.test")
+_BY_NAME = (
+    *("environment", "labels", "annotations", "depends_on", "networks", "sysctls"),
+    *("build.args", "build.labels", "build.additional_contexts", "deploy.labels"),
+)
 _BY_TARGET = ("volumes", "devices", "secrets", "configs")
+_HOSTS = ("extra_hosts", "build.extra_hosts")
+_ONE_OR_MORE = ("env_file", "label_file", "dns", "dns_opt", "dns_search", "tmpfs")
 
 
 class JoinedFiles(Struct, frozen=True, kw_only=True):
@@ -68,11 +82,12 @@ def join_files(root: Node, notes: ProblemNotes) -> JoinedFiles | None:
     other = read_named(file, MAX_CHARACTERS).decode(errors="replace")
     apart = ProblemNotes(name, other, notes.now)
     documents = compose_all(other, apart)
+    only = check_single(documents, apart) if documents else None
     apart.check()
     count = len(notes.lines)
-    if not documents:
+    if only is None:
         return None
-    second = _shift(documents[0], count)
+    second = _shift(only, count)
     base, change = (second, root) if names is _BASES else (root, second)
     said = (
         f"{named.name} changes {name}, so both were read, as by `docker compose -f {name} -f "
@@ -81,7 +96,7 @@ def join_files(root: Node, notes: ProblemNotes) -> JoinedFiles | None:
     if names is _OVERRIDES:
         said = f"{name} changes it, so both were read, as by `docker compose up`"
     return JoinedFiles(
-        root=_merge(base, change, ""),
+        root=_merge(base, change, ()),
         notes=ProblemNotes(notes.file, "\n".join((*notes.lines, *apart.lines)), notes.now),
         other=name,
         lines=count,
@@ -119,47 +134,86 @@ def _shift(node: Node, by: int) -> Node:
             return replace(node, mark=mark)
 
 
-def _merge(base: Node, change: Node, key: str) -> Node:
-    """Return what a file and the one that changes it say of a key together."""
+def _merge(base: Node, change: Node, path: tuple[str, ...]) -> Node:
+    """Return what a file and the one that changes it say together of what is at a path."""
     if isinstance(change, ScalarNode) and change.value is None:
         return base
+    key = ".".join(path[2:]) if path[:1] == ("services",) else ""
     if key in _REPLACED:
         return change
+    base, change = _expand(base, key), _expand(change, key)
     if key in _BY_NAME and type(base) is not type(change):
         base, change = _name_items(base, key), _name_items(change, key)
-    if key == "build" and isinstance(base, ScalarNode) and isinstance(change, MapNode):
-        name = ScalarNode(mark=base.mark, text="context", value="context")
-        base = MapNode(mark=base.mark, entries=((name, base),))
     if isinstance(base, MapNode) and isinstance(change, MapNode):
         changed = {name.text: value for name, value in change.entries}
         entries = [
-            (name, _merge(value, changed[name.text], name.text) if name.text in changed else value)
+            (
+                name,
+                _merge(value, changed[name.text], (*path, name.text))
+                if name.text in changed
+                else value,
+            )
             for name, value in base.entries
         ]
         own = {name.text for name, _ in base.entries}
         entries += [(name, value) for name, value in change.entries if name.text not in own]
         return MapNode(mark=base.mark, entries=tuple(entries))
     if isinstance(base, ListNode) and isinstance(change, ListNode):
-        found: dict[str, Node] = {}
+        found: dict[str | int, Node] = {}
         for number, each in enumerate((*base.items, *change.items)):
-            found[_find_name(each, key) or str(number)] = each
+            found[_find_name(each, key) or number] = each
         return ListNode(mark=base.mark, items=tuple(found.values()))
     return change
+
+
+def _expand(node: Node, key: str) -> Node:
+    """Return a value of a service in the longer of the forms that its key has, in which Docker
+    joins two of them.
+    """
+    if isinstance(node, ScalarNode) and node.value is not None:
+        if key == "build":
+            name = ScalarNode(mark=node.mark, text="context", value="context")
+            return MapNode(mark=node.mark, entries=((name, node),))
+        if key in _ONE_OR_MORE:
+            return ListNode(mark=node.mark, items=(node,))
+    if key in _HOSTS and isinstance(node, MapNode):
+        hosts = list[Node]()
+        for name, value in node.entries:
+            for each in value.items if isinstance(value, ListNode) else (value,):
+                text = f"{name.text}={each.text}" if isinstance(each, ScalarNode) else name.text
+                hosts.append(ScalarNode(mark=name.mark, text=text, value=text))
+        return ListNode(mark=node.mark, items=tuple(hosts))
+    return node
 
 
 def _find_name(item: Node, key: str) -> str:
     """Return by what an item of a list is known in both files, or "" if each counts."""
     if isinstance(item, MapNode):
-        target = item.get("target") if key in _BY_TARGET else None
-        return target.text if isinstance(target, ScalarNode) else ""
-    if not isinstance(item, ScalarNode):
+        names = {"env_file": ("path",), **dict.fromkeys(_BY_TARGET, ("target", "source"))}
+        values = (item.get(each) for each in names.get(key, ()))
+        found = next((each.text for each in values if isinstance(each, ScalarNode)), "")
+    elif not isinstance(item, ScalarNode):
         return ""
-    if key in _BY_NAME:
+    elif key in _BY_NAME:
         return item.text.partition("=")[0]
-    if key in ("volumes", "devices"):
-        parts = item.text.split(":")
-        return parts[1] if len(parts) > 1 else parts[0]
-    return item.text
+    elif key in ("volumes", "devices"):
+        parts = _split(item.text)
+        found = parts[1] if len(parts) > 1 else parts[0]
+    else:
+        return item.text
+    return found.rstrip("/") if key == "volumes" and found != "/" else found
+
+
+def _split(text: str) -> list[str]:
+    """Split a text at its colons, but for those in references such as ${DATA:-data}."""
+    parts, depth = [""], 0
+    for each in text:
+        depth += (each == "{") - (each == "}")
+        if each == ":" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += each
+    return parts
 
 
 def _name_items(node: Node, key: str) -> Node:
