@@ -449,6 +449,77 @@ def test_a_resource_that_names_its_gpu() -> None:
     assert (need.name, need.count_min) == ("A100", 2)
 
 
+A100_80 = ("A100", 81920)
+
+
+@pytest.mark.parametrize(
+    ("resource", "labels", "expected"),
+    [
+        ("nvidia.com/a100", {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}, A100_80),
+        ("nvidia.com/a100-80gb", {"gpu.nvidia.com/class": "A100_NVLINK"}, A100_80),
+        ("nvidia.com/a100", {"pool": "l4"}, ("A100", None)),
+        ("nvidia.com/h100", {"nvidia.com/gpu.product": "NVIDIA-H100-NVL"}, ("H100-NVL", None)),
+        ("nvidia.com/gpu", {"pool": "l4", "nvidia.com/gpu.product": "NVIDIA-H200"}, ("H200", None)),
+        (
+            "nvidia.com/gpu",
+            {
+                "cloud.google.com/gke-accelerator": "nvidia-tesla-a100",
+                "nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB",
+            },
+            A100_80,
+        ),
+        ("nvidia.com/gpu", {"pool": "a100", "kind": "a100-80gb"}, A100_80),
+        ("nvidia.com/a100", {"nvidia.com/gpu.product": "NVIDIA-H200"}, None),
+        ("nvidia.com/a100-40gb", {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-80GB"}, None),
+        (
+            "nvidia.com/gpu",
+            {"nvidia.com/gpu.product": "NVIDIA-H200", "gpu.nvidia.com/model": "A100"},
+            None,
+        ),
+        ("nvidia.com/gpu", {"pool": "a100", "kind": "l4"}, None),
+    ],
+)
+def test_all_that_names_a_gpu_is_read_together(
+    resource: str, labels: dict[str, str], expected: tuple[str, int | None] | None
+) -> None:
+    term = [{"key": key, "operator": "In", "values": [each]} for key, each in labels.items()]
+    terms = {"nodeSelectorTerms": [{"matchExpressions": term}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    container = {"resources": {"limits": {resource: 1}}}
+    for placed in (
+        {"nodeSelector": labels},
+        {"affinity": affinity},
+        {"affinity": affinity, "nodeSelector": labels},
+    ):
+        job = make_job(make_pod(container=container, **placed))
+        if expected is None:
+            with pytest.raises(SpecError, match=r"the pod asks for .* and no node has both"):
+                read(job)
+            continue
+        (need,) = read(job).resources.accelerators
+        assert (need.name, need.memory_min_mib) == expected
+        if "nodeSelector" in placed and "pool" in labels and len(set(labels.values())) > 1:
+            noted = "nodeSelector.pool" in {each.key for each in find(job).kept}
+            assert noted == (labels["pool"] == "l4")
+
+
+def test_the_selector_chooses_among_the_products_of_the_affinity() -> None:
+    rule = {"key": "nvidia.com/gpu.product", "operator": "In"}
+    terms = [
+        {"matchExpressions": [{**rule, "values": [name]}]}
+        for name in ("NVIDIA-L4", "NVIDIA-A100-SXM4-80GB")
+    ]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    pod = make_pod(affinity={"nodeAffinity": required})
+    assert [each.name for each in read(make_job(pod)).resources.accelerators] == ["L4", "A100"]
+    pod["nodeSelector"] = {"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}
+    (need,) = read(make_job(pod)).resources.accelerators
+    assert (need.name, need.memory_min_mib) == A100_80
+    pod["nodeSelector"] = {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
+    with pytest.raises(SpecError, match="asks for H100 with 80 GiB and for L4, A100 with 80 GiB"):
+        read(make_job(pod))
+
+
 def test_fields_of_a_pod_are_known_on_the_node() -> None:
     paths = {"POD": "metadata.name", "NODE": "spec.nodeName", "IP": "status.podIP"}
     env = [

@@ -417,11 +417,13 @@ def read_resources(objects: ServiceObjects, kept_keys: TranslationNotes) -> Reso
         reason = "a node has GPUs of one kind; write `resources.gpu` with the alternatives"
         kept_keys.refuse(objects.mark, f"containers.resources.limits.{list(named)[1]}", reason)
     gpus = int(next((asked[key] for key in (*_GPUS, *named) if key in asked), 0))
-    for label, value in at(objects.pod, "nodeSelector").items():
-        if not (gpus and _names_product(label, value)):
+    kind = next(iter(named.values()), None)
+    labels = at(objects.pod, "nodeSelector")
+    chosen = _choose_labels([*labels.items()], kind) if gpus else []
+    for label, value in labels.items():
+        if (label, value) not in chosen:
             reason = "labels of nodes have no equivalent; `resources` determines which nodes fit"
             kept_keys.note(objects.mark, f"nodeSelector.{label}", reason)
-    kind = next(iter(named.values()), None)
     needs = tuple(_need_gpus(objects, gpus, kind, kept_keys)) if gpus else ()
     return ResourceSpec(
         accelerators=needs,
@@ -509,15 +511,21 @@ def _need_gpus(
     objects: ServiceObjects, count: int, kind: KnownAccelerator | None, kept_keys: TranslationNotes
 ) -> Iterator[AcceleratorNeed]:
     """Yield a request for `count` GPUs for each product that the resource (`kind`), the node
-    selector or the required node affinity names, or for any GPU if none names a product."""
-    labels = at(objects.pod, "nodeSelector").items()
-    named = [str(value) for key, value in labels if _names_product(key, value)]
-    products: Iterable[str] = named[:1] or dict.fromkeys(_list_affine(objects)) or ("",)
-    for product in ("",) if kind else products:
-        known = _find_product(product) if product else kind
-        if product and known is None:
-            reason = f"{product} is not a GPU of the catalog; write `resources.gpu`"
-            kept_keys.refuse(objects.mark, "nodeSelector" if named else "affinity", reason)
+    selector and the required node affinity permit together, or for any GPU if none names a
+    product.
+    """
+    found: Sequence[KnownAccelerator] = () if kind is None else (kind,)
+    for _, product in _choose_labels([*at(objects.pod, "nodeSelector").items()], kind):
+        named = _find_products((product,), objects, "nodeSelector", kept_keys)
+        found = _join_gpus(found, named, objects, "nodeSelector", kept_keys)
+    affine = list[KnownAccelerator]()
+    for rules in _list_affine(objects, kind):
+        permitted: Sequence[KnownAccelerator] = ()
+        for products in rules:
+            named = _find_products(products, objects, "affinity", kept_keys)
+            permitted = _join_gpus(permitted, named, objects, "affinity", kept_keys)
+        affine += [each for each in permitted if each not in affine]
+    for known in _join_gpus(found, affine, objects, "affinity", kept_keys) or (None,):
         yield AcceleratorNeed(
             name=None if known is None else known.accelerator.name,
             count_min=count,
@@ -526,22 +534,87 @@ def _need_gpus(
         )
 
 
-def _names_product(label: str, value: object) -> bool:
-    """Return whether a label of a node names the node's GPU."""
-    return label in _PRODUCTS or find_accelerator(str(value)) is not None
+def _choose_labels(
+    labels: Sequence[tuple[str, object]], kind: KnownAccelerator | None
+) -> list[tuple[str, object]]:
+    """Return the labels of a node that name its GPU. If none does so by its own name, and the
+    resource is of no kind, these are the others whose values are GPUs, such as `pool: l4`.
+    """
+    precise = [each for each in labels if each[0] in _PRODUCTS]
+    others = () if kind else labels
+    return precise or [each for each in others if find_accelerator(str(each[1])) is not None]
 
 
-def _find_product(name: str) -> KnownAccelerator | None:
-    """Return the GPU that the value of a label means, such as A100_NVLINK_80GB at CoreWeave."""
-    return find_accelerator(name) or find_accelerator(name.replace("_NVLINK", ""))
+def _find_products(
+    names: Iterable[object], objects: ServiceObjects, where: str, kept_keys: TranslationNotes
+) -> list[KnownAccelerator]:
+    """Return the GPUs that the values of a label mean. Refuse a value that is none."""
+    found = list[KnownAccelerator]()
+    for name in map(str, names):
+        # such as A100_NVLINK_80GB at CoreWeave
+        known = find_accelerator(name) or find_accelerator(name.replace("_NVLINK", ""))
+        if known is None:
+            reason = f"{name} is not a GPU of the catalog; write `resources.gpu`"
+            kept_keys.refuse(objects.mark, where, reason)
+        elif known not in found:
+            found.append(known)
+    return found
 
 
-def _list_affine(objects: ServiceObjects) -> Iterator[str]:
-    """Yield the GPU products that the required node affinity permits."""
+def _join_gpus(
+    found: Sequence[KnownAccelerator],
+    named: Sequence[KnownAccelerator],
+    objects: ServiceObjects,
+    where: str,
+    kept_keys: TranslationNotes,
+) -> Sequence[KnownAccelerator]:
+    """Return the GPUs that both permit, as precisely as one of them names each; () permits any.
+    Refuse GPUs that differ.
+    """
+    if not found or not named:
+        return found or named
+    pairs = [(one, two) for one in found for two in named]
+    joined = [gpu for one, two in pairs if (gpu := _find_both(one, two)) is not None]
+    if not joined:
+        first, second = (", ".join(map(_name_gpu, each)) for each in (found, named))
+        reason = f"the pod asks for {first} and for {second}, and no node has both; name one GPU"
+        kept_keys.refuse(objects.mark, where, reason)
+    return joined or found
+
+
+def _find_both(one: KnownAccelerator, two: KnownAccelerator) -> KnownAccelerator | None:
+    """Return the GPU that both mean, as precisely as one of them names it, or None."""
+    for wide, narrow in ((one, two), (two, one)):
+        known = wide.accelerator
+        # `h100` is also what clusters call the other GPUs of the family, such as H100-NVL
+        names = (narrow.accelerator.name, narrow.accelerator.family)
+        if wide.memory_mib is None and known.name in names:
+            return narrow
+    return one if one == two else None
+
+
+def _name_gpu(known: KnownAccelerator) -> str:
+    size = "" if known.memory_mib is None else f" with {known.memory_mib // 1024} GiB"
+    return f"{known.accelerator.name}{size}"
+
+
+def _list_affine(
+    objects: ServiceObjects, kind: KnownAccelerator | None
+) -> Iterator[list[Sequence[object]]]:
+    """Yield, for each term of the required node affinity that names GPUs, the products that each of
+    its rules permits. A node meets all rules of one term.
+    """
     affinity = at(objects.pod, "affinity", "nodeAffinity")
     terms = at(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
     for term in terms.get("nodeSelectorTerms") or ():
-        for rule in term.get("matchExpressions") or ():
-            if rule.get("operator") == "In":
-                key = str(rule.get("key"))
-                yield from (str(x) for x in rule.get("values") or () if _names_product(key, x))
+        labels = [
+            (str(rule.get("key")), value)
+            for rule in term.get("matchExpressions") or ()
+            if rule.get("operator") == "In"
+            for value in rule.get("values") or ()
+        ]
+        rules = dict[str, list[object]]()
+        for key, value in _choose_labels(labels, kind):
+            rules.setdefault(key, []).append(value)
+        if rules:
+            yield [*rules.values()]
