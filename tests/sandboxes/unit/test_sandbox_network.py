@@ -40,6 +40,14 @@ def test_heads() -> None:
     for wrong in (
         *(b"CONNECT 8.8.8.8\t.a.org:80 HTTP/1.1", b"CONNECT a/.b.org:80 HTTP/1.1"),
         *(b"GET http://a.org/\nHost:b.org HTTP/1.1", b"GET http://a.org/ HTTP/1.1\r\n Host: b.org"),
+        b"GET http://a.org/secret HTTP/1.1\nHost:b.org\n\n",  # one line, as a bare LF ends none
+        b"G\nHost:b.org http://a.org/ HTTP/1.1",
+        b"GET http://a.org/ HTTP/1.1\rHost:b.org",
+        *(
+            b"GET http://a.org/ HTTP/1.12",
+            b"GET http://a.org/ HTTP/1.1\n",
+            b" http://a.org/ HTTP/1.1",
+        ),
     ):
         with pytest.raises(ValueError):
             read_head(wrong + b"\r\n\r\n")

@@ -31,6 +31,8 @@ _PIECE = 1 << 16
 _MAIL = 25
 _HOST = re.compile(r"[a-z0-9._:-]+")  # resolvers take more, such as an address before a blank
 _HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")  # names of headers (RFC 9110, 5.6.2)
+_METHOD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # also a token (RFC 9110, 9.1)
+_VERSION = re.compile(r"HTTP/1\.[01]")
 # Addresses of the internet by their form at which clouds serve their machines (Azure's wire server)
 _OF_CLOUDS = frozenset({"168.63.129.16"})
 # networks that hold others, or have a purpose of their own (RFC 6890); Oracle's metadata service
@@ -145,7 +147,8 @@ def read_head(head: bytes) -> tuple[str, int, bytes]:
     """
     line, _, rest = head.partition(b"\r\n")
     method, target, version = line.decode("ascii").split(" ")
-    if not version.startswith("HTTP/1.") or not target.isprintable():
+    written = _METHOD.fullmatch(method) and target.isprintable() and _VERSION.fullmatch(version)
+    if not written:  # a part with a line end would add a `Host` of its own
         raise ValueError("no request of HTTP/1")
     if method == "CONNECT":
         host, port = _split(target, 443)
