@@ -104,25 +104,66 @@ def test_the_others_are_stopped_first() -> None:
     assert (action.ranks, action.kind) == ((0, 2, 3), "stop")
 
 
-def test_a_node_that_is_reclaimed_has_its_time_though_the_others_have_ended() -> None:
-    order = Order(seq=1, kind="notice", seconds=120, reason="", at=NOW)
-    leaving = replace(
-        LOST_ONE[1],
+def leaving(after_s: float) -> Node:
+    """Return rank 1, whose node is reclaimed then, and which works."""
+    order = Order(seq=1, kind="notice", seconds=after_s, reason="", at=NOW)
+    until = NOW + timedelta(seconds=after_s)
+    heard = NOW + timedelta(hours=1)
+    working = exited(1, STOPPED)
+    return replace(
+        working,
         phase=NodePhase.RUNNING,
         exit_outcome=None,
         exited_at=None,
-        notice_until=NOW + timedelta(seconds=120),
+        notice_until=until,
         order=order,
-        heard_at=LATER,
+        heard_at=heard,
     )
+
+
+def test_a_node_that_is_reclaimed_has_its_time_though_the_others_have_ended() -> None:
     nodes = [*four(STOPPED, STOPPED, STOPPED, STOPPED)]
-    nodes[1] = leaving
+    nodes[1] = leaving(120)
     for at in (NOW + timedelta(seconds=6), NOW + timedelta(seconds=110)):
         assert isinstance(decide_attempt(view(nodes), at), RecheckAttempt)
     nodes[1] = exited(1, PREEMPTED, 115)
     action = decide_attempt(view(nodes), NOW + timedelta(seconds=116))
     assert isinstance(action, RepairGang)
     assert action.ranks == (1,)
+
+
+@pytest.mark.parametrize("told_at_s", [None, 8])
+def test_a_node_that_is_reclaimed_is_stopped_when_another_has_failed(
+    told_at_s: float | None,
+) -> None:
+    nodes = [*four(EXIT, STOPPED, STOPPED, STOPPED)]
+    nodes[1] = leaving(15 * 60)
+    if told_at_s is not None:  # it had failed before it was told
+        at = NOW + timedelta(seconds=told_at_s)
+        stop = Order(seq=1, kind="stop", seconds=10, reason="", at=at)
+        nodes[0] = replace(nodes[0], order=stop)
+    action = decide_attempt(view(nodes), LATER)
+    assert isinstance(action, OrderRanks)
+    assert (action.ranks, action.kind, action.seconds) == ((1,), "stop", 10)
+    assert action.reason == "rank 0 failed"
+
+
+def test_a_node_that_is_reclaimed_has_its_time_when_another_failed_upon_the_order_to_stop() -> None:
+    stop = Order(seq=1, kind="stop", seconds=10, reason="", at=NOW)
+    nodes = [*four(EXIT, STOPPED, STOPPED, STOPPED)]
+    nodes[:2] = replace(nodes[0], order=stop), leaving(15 * 60)
+    assert isinstance(decide_attempt(view(nodes), LATER), RecheckAttempt)
+
+
+def test_a_node_that_is_reclaimed_in_days_is_not_awaited() -> None:
+    nodes = [*four(STOPPED, STOPPED, STOPPED, STOPPED)]
+    nodes[1] = leaving(3 * 86400)
+    action = decide_attempt(view(nodes), NOW + timedelta(minutes=14))
+    assert isinstance(action, RecheckAttempt)
+    assert action.after <= timedelta(minutes=2)
+    action = decide_attempt(view(nodes), NOW + timedelta(minutes=16))
+    assert isinstance(action, OrderRanks)
+    assert (action.ranks, action.kind) == ((1,), "stop")
 
 
 @pytest.mark.parametrize(

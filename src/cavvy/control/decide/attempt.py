@@ -27,7 +27,13 @@ from cavvy.control.decide.failures import (
     next_silence,
 )
 from cavvy.control.decide.job import cap_of, gives_back
-from cavvy.control.decide.losses import RepairGang, awaits_look, find_repair, keeps_rest
+from cavvy.control.decide.losses import (
+    LONGEST_WAIT,
+    RepairGang,
+    awaits_look,
+    find_repair,
+    keeps_rest,
+)
 from cavvy.control.decide.rows import taken_at
 from cavvy.control.decide.warm_pool import keeps_until
 from cavvy.domain import jobs
@@ -551,11 +557,13 @@ def _let_others_save(
         # the results of these ranks may contain an earlier failure
         return RecheckAttempt(after=POLL)
     deadline = taken_at(view.attempt, view.nodes)
-    apart = deadline is not None and keeps_rest(view)
+    waits_until = (first.exited_at or now) + LONGEST_WAIT
+    apart = deadline is not None and keeps_rest(view) and _follows_order(first)
+    apart = apart and now < waits_until  # a notice may be days, and the other nodes are billed
     taken = deadline is not None and first.exit_outcome is jobs.AttemptOutcome.PREEMPTED
-    taken = taken and not apart
+    taken = taken and not keeps_rest(view)
     kinds = ("stop", "notice") if taken else ("stop",)
-    # a node that is reclaimed has until then, although the others have ended first
+    # a node that is reclaimed has its time, although the others have ended first
     going = [node for node in working if not (apart and node.notice_until and node.order)]
     untold = tuple(node.rank for node in going if not _is_told(node, kinds))
     grace = view.job.task.grace
@@ -569,7 +577,7 @@ def _let_others_save(
         )
     until = max([first.exited_at or now, *_told_at(left)]) + grace + MARGIN
     if (taken or apart) and deadline:
-        until = max(until, deadline)
+        until = max(until, min(deadline, waits_until) if apart else deadline)
     if keeps_rest(view):  # their agents may not have reached a server that has just started
         until = max(until, view.listening_since + grace + MARGIN)
     if not left or now >= until:
@@ -577,6 +585,16 @@ def _let_others_save(
     if keeps_rest(view):  # a rank that stays silent may have been on a node that was lost
         return RecheckAttempt(after=min(_LOST_LOOK, until - now), looks=True)
     return RecheckAttempt(after=until - now)
+
+
+def _follows_order(first: jobs.Node) -> bool:
+    """Return whether the first rank that ended did so because of a notice, or after an order to
+    stop: then its work may also have lost its connection to a rank that had stopped already.
+    """
+    if first.exit_outcome in (jobs.AttemptOutcome.PREEMPTED, jobs.AttemptOutcome.STOPPED):
+        return True
+    at = first.order.at if first.order is not None and _is_told(first, ("stop",)) else None
+    return at is not None and first.exited_at is not None and first.exited_at >= at
 
 
 def _drop_collecting(view: AttemptSnapshot, nodes: Sequence[jobs.Node]) -> list[jobs.Node]:

@@ -28,7 +28,7 @@ AWAITS_REPAIR = frozenset({AttemptOutcome.STOPPED, AttemptOutcome.EXIT})
 _LOSSES = frozenset({AttemptOutcome.NODE, AttemptOutcome.PREEMPTED})
 _WORKED = frozenset({AttemptPhase.BOOTING, AttemptPhase.RUNNING})
 # How long the other nodes wait for capacity, at least and at most.
-_SHORTEST, _LONGEST = timedelta(minutes=1), timedelta(minutes=15)
+_SHORTEST, LONGEST_WAIT = timedelta(minutes=1), timedelta(minutes=15)
 _ANSWER = timedelta(minutes=2)  # how long a provider may take to say which node was lost
 # How long agents wait for the next attempt, unless the server orders them to exit: the longest wait
 # for capacity, the longest boot of a node, and the time until all ranks have ended.
@@ -189,4 +189,4 @@ def wait_for_capacity(attempt: Attempt, lost: int) -> timedelta:
     began = attempt.running_at or attempt.since
     start = began - attempt.created_at
     left = max(1, attempt.nodes - lost)
-    return min(_LONGEST, max(_SHORTEST, start * attempt.nodes / left)) + MARGIN
+    return min(LONGEST_WAIT, max(_SHORTEST, start * attempt.nodes / left)) + MARGIN
