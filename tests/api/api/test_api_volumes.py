@@ -13,7 +13,7 @@ from cavvy.api.routes import volumes
 from cavvy.domain.jobs import JobPhase
 from cavvy.providers.base import ProviderContext
 from cavvy.providers.hosts.machine import this_machine
-from cavvy.providers.local import MANIFEST
+from cavvy.providers.local import MANIFEST, provider
 from cavvy.providers.local.provider import LocalProvider
 
 BASE = "/v1/projects/default/volumes"
@@ -51,6 +51,21 @@ async def test_a_volume_is_listed_with_its_size_and_deleted(api: Api, home: Path
     assert code(await api.http.delete(f"{BASE}/models")) == (404, "volume-not-found")
     assert not (home / "volumes/default/models").exists()
     assert (await api.http.get(BASE)).json() == []
+    long = "a" * 253  # as long as a task file may name it
+    (home / "volumes/default" / long).mkdir()
+    assert (await api.http.delete(f"{BASE}/{long}")).status_code == 204
+
+
+async def test_a_removal_that_failed_says_where_the_rest_is(
+    api: Api, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*place: object) -> bool:
+        raise PermissionError(13, "Permission denied", "weights")
+
+    monkeypatch.setattr(provider, "remove_folder", fail)
+    answer = await api.http.delete(f"{BASE}/models")
+    assert code(answer) == (409, "conflict")
+    assert f"what is left of it is in {home}/volumes/default/models" in answer.text
 
 
 async def test_a_volume_that_a_job_uses_stays(
@@ -68,6 +83,6 @@ async def test_a_volume_that_a_job_uses_stays(
 
 
 async def test_names_that_are_no_volumes_are_refused(api: Api, home: Path) -> None:
-    for name in (".models", "-", "a" * 65, "%2e%2e", "models%2f..%2f..%2f"):
+    for name in (".models", "-", "a" * 254, "%2e%2e", "models%2f..%2f..%2f"):
         assert (await api.http.delete(f"{BASE}/{name}")).status_code in (404, 422)
     assert (home / "volumes/default/models/weights").exists()

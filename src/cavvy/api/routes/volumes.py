@@ -19,7 +19,7 @@ from cavvy.providers.base import Refused, TryAgain
 
 router = RouteGroup("volumes", prefix="/v1/projects/{project}/volumes")
 NamePath = Annotated[
-    str, Path(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=64)
+    str, Path(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=253)
 ]
 _USING = (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.STOPPING)
 
@@ -53,11 +53,11 @@ async def delete_volume(
     """Delete a named volume of the server's machine with its files."""
     if user := await _find_user(app_state, project, name):
         raise ApiProblem("volume-in-use", f"the job {user} uses the volume {name}")
+    note_change(request, before={"volume": name}, after=None)
     if not await app_state.control_plane.pool.remove_folder(project, name):
         raise ApiProblem(
             "volume-not-found", f"project {project} has no volume {name} on the server's machine"
         )
-    note_change(request, before={"volume": name}, after=None)
 
 
 async def _find_user(app_state: AppState, project: str, name: str) -> str:

@@ -212,7 +212,10 @@ class LocalProvider:
         try:
             return await asyncio.to_thread(remove_folder, self._home, project, name)
         except OSError as error:
-            raise Refused(f"the volume {name} cannot be removed: {error}") from error
+            left = self._home / "volumes" / project / name
+            raise Refused(
+                f"the volume {name} cannot be removed: {error}; what is left of it is in {left}"
+            ) from error
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
         return check_task(task, self._engine, self._hides)

@@ -13,6 +13,7 @@ from cavvy.domain.volumes import VolumeFolder
 from cavvy.trees import remove_tree, walk_tree
 
 _REMOVED = ".removed-"  # no volume has a name that begins with a dot
+_ongoing = set[Path]()  # what this process removes now, which no other removal touches
 
 
 def list_folders(home: Path, project: str) -> Sequence[VolumeFolder]:
@@ -27,18 +28,44 @@ def list_folders(home: Path, project: str) -> Sequence[VolumeFolder]:
 
 
 def remove_folder(home: Path, project: str, name: str) -> bool:
-    """Remove a volume with its files. Return whether it was there. Raises OSError."""
+    """Remove a volume with its files. Return whether it was there. Raises OSError; the volume then
+    has the files that could not be removed.
+    """
     above = home / "volumes" / project
-    gone = above / f"{_REMOVED}{token_hex(6)}"
     if not name or name.startswith(".") or os.path.basename(name) != name:
         return False
     if (above / name).is_symlink() or not (above / name).is_dir():
         return False
-    (above / name).rename(gone)
-    for each in above.glob(f"{_REMOVED}*"):  # also what an interrupted removal has left
-        with suppress(FileNotFoundError):
-            remove_tree(each)
+    gone = above / f"{_REMOVED}{token_hex(6)}"
+    _ongoing.add(gone)
+    try:
+        (above / name).rename(gone)
+        _remove(gone)
+    except OSError:
+        with suppress(OSError):  # a job may have made the volume anew
+            gone.rename(above / name)
+        raise
+    finally:
+        _ongoing.discard(gone)
+    for each in above.glob(f"{_REMOVED}*"):  # what an interrupted removal has left
+        if each not in _ongoing:
+            remove_tree(each, ignore_errors=True)
     return True
+
+
+def _remove(top: Path) -> None:
+    """Remove a folder, also if it has folders that may not be written, as caches of packages do.
+    Raises OSError."""
+    try:
+        remove_tree(top)
+    except PermissionError:
+        with suppress(OSError):
+            os.chmod(top, 0o700)
+        for folder, folders, _ in walk_tree(top):
+            for each in folders:
+                with suppress(OSError):
+                    os.chmod(os.path.join(folder, each), 0o700)
+        remove_tree(top)
 
 
 def _count(top: str) -> VolumeFolder:

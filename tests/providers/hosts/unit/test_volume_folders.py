@@ -1,8 +1,15 @@
 """The named volumes of this machine are listed with their sizes, and removed."""
 
+import errno
 import os
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
+import pytest
+
+from cavvy.providers.local import volumes
 from cavvy.providers.local.volumes import list_folders, remove_folder
 
 
@@ -45,6 +52,61 @@ def test_nothing_else_is_removed(tmp_path: Path) -> None:
     assert list_folders(tmp_path, "team") == []
     assert kept.is_dir()
     assert not remove_folder(tmp_path, "team", "file")
+
+
+_NOBODY = """
+import os, sys
+from pathlib import Path
+from cavvy.providers.local.volumes import list_folders, remove_folder
+home = Path(sys.argv[1])
+if os.geteuid() == 0:
+    os.chown(home, 65534, 65534)
+    os.setgid(65534)
+    os.setuid(65534)
+above = home / "volumes" / "team"
+for name in ("cache", "kept", ".removed-0"):
+    inner = above / name / "a" / "b"
+    inner.mkdir(parents=True)
+    (inner / "file").write_text("x")
+    for folder, mode in ((inner, 0o555), (inner.parent, 0o111), (above / name, 0o555)):
+        folder.chmod(mode)
+assert remove_folder(home, "team", "cache"), "read-only folders"
+assert sorted(os.listdir(above)) == [".removed-0", "kept"]
+above.chmod(0o555)
+try:
+    remove_folder(home, "team", "kept")
+except PermissionError:
+    assert [each.name for each in list_folders(home, "team")] == ["kept"]
+    print("done")
+above.chmod(0o755)
+"""
+
+
+def test_read_only_folders_hinder_neither_this_removal_nor_others() -> None:
+    """As a user that is not root, for whom modes of folders count."""
+    with tempfile.TemporaryDirectory() as home:
+        found = subprocess.run(
+            [sys.executable, "-c", _NOBODY, home], capture_output=True, text=True, check=False
+        )
+    assert (found.stdout, found.stderr) == ("done\n", "")
+
+
+def test_a_volume_that_cannot_be_removed_keeps_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "volumes/team/models").mkdir(parents=True)
+    (tmp_path / "volumes/team/other").mkdir()
+
+    def fail(top: Path) -> None:
+        raise OSError(errno.EBUSY, "busy", str(top))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(volumes, "remove_tree", fail)
+        with pytest.raises(OSError, match="busy"):
+            remove_folder(tmp_path, "team", "models")
+    assert [each.name for each in list_folders(tmp_path, "team")] == ["models", "other"]
+    assert remove_folder(tmp_path, "team", "models")
+    assert os.listdir(tmp_path / "volumes/team") == ["other"]
 
 
 def test_what_an_interrupted_removal_has_left_goes_with_the_next(tmp_path: Path) -> None:
