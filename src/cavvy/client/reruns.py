@@ -3,6 +3,7 @@ rerun`, `cavvy diff` and the console use it.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 
@@ -15,6 +16,12 @@ from cavvy.domain.arrays import is_array
 from cavvy.domain.jobs import RunOrigin
 from cavvy.domain.services import is_replica
 from cavvy.domain.tasks import TaskSpec
+
+# Variables of arrays, as Cavvy and other tools name them, that differ if one job is run alone: of
+# all arrays, and of a sweep, whose indices begin at 0.
+_NUMBERS = re.compile(r"\w*ARRAY_(?:TASK_)?(?:COUNT|MIN|MAX|STEP)\b")
+_INDICES = re.compile(r"\w*ARRAY_(?:TASK_)?(?:COUNT|MIN|MAX|STEP|INDEX|ID)\b")
+_STRIPES = re.compile(r"/batch\.py .*--striped ")  # written by `spec.batch_section`
 
 
 class NotRepeatable(Exception):
@@ -42,14 +49,15 @@ class EarlierRun(Struct, frozen=True, kw_only=True):
 def read_run(job: JobDetail, rerun_of: str, *, is_whole_array: bool = False) -> EarlierRun:
     """Return what the job was submitted with. `rerun_of` is the ID that the new run names. A job of
     an array becomes an array with this job alone, unless the whole array is run again. Raises
-    NotRepeatable for a job whose values a search chose, for a replica of a service, and for a job
-    that was not submitted from a file.
+    NotRepeatable for a job whose values a search chose or that would do other work alone, for a
+    replica of a service, and for a job that was not submitted from a file.
     """
     origin = decode(job.origin, type=RunOrigin)
     task = decode(job.task, type=TaskSpec)
     only: dict[str, object] = {}
     if not is_whole_array:
         only = _find_own_values(job.name, task)
+        _check_names(job.name, task, f"{origin.task_text}\n{origin.overrides}")
     if not origin.task_text:
         reason = f"{job.name} was not submitted from a file and cannot be run again"
         raise NotRepeatable(reason, "submit its task again")
@@ -90,6 +98,25 @@ def _find_own_values(name: str, task: TaskSpec) -> dict[str, object]:
             "`cavvy serve FILE` starts the service's replicas",
         )
     return {}
+
+
+def _check_names(name: str, task: TaskSpec, text: str) -> None:
+    """Raise NotRepeatable if a job of an array would do other work alone: its file names how many
+    jobs there are, or indices that it would not have then. What its programs read is not known.
+    """
+    if not is_array(task):
+        return
+    array, why = name.rpartition(".")[0], ""
+    if found := (_INDICES if task.sweep else _NUMBERS).search(text):
+        why = f"the task of {name} names {found[0]}, which would have another value"
+    elif _STRIPES.search(task.run):
+        why = f"{name} does a part of a batch, which would be another one"
+    if why:
+        raise NotRepeatable(
+            f"{why} in an array of this job alone, so {name} might do other work",
+            f"`cavvy rerun {array}` runs the whole array again; "
+            f"`cavvy retry {name}` queues this job again after a failure",
+        )
 
 
 def _add(only: Mapping[str, object], overrides: str) -> str:

@@ -48,6 +48,43 @@ def test_one_job_of_an_array_becomes_an_array_of_its_own(
     assert read_run(job, "", is_whole_array=True).origin.overrides == overrides
 
 
+@pytest.mark.parametrize(
+    ("text", "overrides", "named"),
+    [
+        ("run: fit --shard $CAVVY_ARRAY_INDEX --of $CAVVY_ARRAY_COUNT", "", "CAVVY_ARRAY_COUNT"),
+        ("env: {LAST: '1'}\nrun: fit ${CAVVY_ARRAY_MAX}", "", "CAVVY_ARRAY_MAX"),
+        ("run: fit $SLURM_ARRAY_TASK_MIN", "", "SLURM_ARRAY_TASK_MIN"),
+        ("run: fit", '{"env": {"OF": "$CAVVY_ARRAY_COUNT"}}', "CAVVY_ARRAY_COUNT"),
+        ("run: fit > $CAVVY_ARRAY_INDEX", '{"sweep": {"lr": [0.1, 0.2]}}', "CAVVY_ARRAY_INDEX"),
+    ],
+)
+def test_a_job_that_would_do_other_work_alone_is_not_run_again_alone(
+    text: str, overrides: str, named: str
+) -> None:
+    text = f"name: fit\n{'' if 'sweep' in overrides else 'array: 0-9'}\n{text}\n"
+    member = make_member(parse(text, overrides), 1)
+    origin = RunOrigin(task_text=text, overrides=overrides)
+    job = detail("fit.1", task=Raw(encode(member)), origin=Raw(encode(origin)))
+    with pytest.raises(NotRepeatable, match=rf"the task of fit\.1 names {named},") as caught:
+        read_run(job, "")
+    assert "`cavvy rerun fit` runs the whole array again" in caught.value.hint
+    assert read_run(job, "", is_whole_array=True).origin.overrides == overrides
+
+
+def test_a_part_of_a_batch_is_not_run_again_alone_unless_jobs_share_all_shards() -> None:
+    for output, is_part in (("s3://bucket/results", True), ("/data/results", False)):
+        batch = f"{{input: s3://bucket/rows, output: '{output}', function: 'a:b', rows: 5}}"
+        text = f"name: fit\nimage: python:3.12\nbatch: {batch}\n"
+        member = make_member(parse(text, ""), 1)
+        origin = RunOrigin(task_text=text)
+        job = detail("fit.1", task=Raw(encode(member)), origin=Raw(encode(origin)))
+        if is_part:
+            with pytest.raises(NotRepeatable, match=r"fit\.1 does a part of a batch"):
+                read_run(job, "")
+        else:
+            assert read_run(job, "").only == "index 1"
+
+
 def test_values_that_a_search_chose_are_not_run_again_alone() -> None:
     text = "name: fit\ntrials: 3\nbest: loss:min\nsweep: {lr: [0.1, 0.2, 0.3, 0.4]}\nrun: fit\n"
     member = make_member(parse(text, ""), 0)
