@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.records import make_attempt_record, make_offer
 
-from cavvy.capabilities.functions import spawned
+from cavvy.capabilities.functions import routes, spawned
 from cavvy.capabilities.functions.call_costs import JobBill, add_up, divide, price_calls
 from cavvy.capabilities.functions.errors import AppBroken
 from cavvy.capabilities.functions.on_node.shares import SharedTime
 from cavvy.capabilities.functions.waits import explain_wait
 from cavvy.domain.events import Charge, ChargeKind
-from cavvy.domain.jobs import JobPhase
+from cavvy.domain.jobs import Attempt, AttemptPhase, JobPhase
 from cavvy.domain.units import HourlyRate, Money
+from cavvy.domain.values import replace
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 
@@ -33,6 +35,24 @@ def make_charge(hours: float, rate: int, kind: ChargeKind = ChargeKind.NODE) -> 
         rate=HourlyRate(rate),
         amount=Money(round(hours * rate)),
     )
+
+
+async def test_the_newest_minutes_of_a_job_cost_too_before_they_are_written() -> None:
+    offer = make_offer("fake/r/t", 1_000_000)
+    made = make_attempt_record(NOW, offer, id="a", job_id="j")
+    attempt = replace(made, phase=AttemptPhase.RUNNING, running_at=NOW)
+
+    class Store:
+        async def charges(self, job: str) -> list[Charge]:
+            return [make_charge(1, 1_000_000)]
+
+        async def attempts(self, job: str) -> list[Attempt]:
+            return [attempt]
+
+    state: Any = SimpleNamespace(store=Store(), now=lambda: NOW + timedelta(hours=1, minutes=3))
+    bill = await routes._add_up(state, "j")
+    assert bill.node_micros == bill.all_micros == 1_050_000
+    assert bill.billed_us == 63 * 60_000_000
 
 
 def test_calls_that_run_together_divide_the_time() -> None:

@@ -27,7 +27,7 @@ from cavvy.api.routing import RouteGroup
 from cavvy.api.rules import in_path, name_user, principal_of
 from cavvy.api.wire import MIB, read_bytes, reply
 from cavvy.capabilities.functions import wire
-from cavvy.capabilities.functions.call_costs import add_up, divide, price_calls
+from cavvy.capabilities.functions.call_costs import JobBill, add_up, divide, price_calls
 from cavvy.capabilities.functions.dispatcher import explain_full, find_calls, name_call
 from cavvy.capabilities.functions.limits import MOST_LIMITS, find_key, name_windows
 from cavvy.capabilities.functions.options import MOST_PRIORITY
@@ -51,6 +51,7 @@ from cavvy.capabilities.functions.state.rows import StateRows
 from cavvy.capabilities.functions.waits import explain_waits
 from cavvy.client.paths import make_key, make_keys
 from cavvy.client.wire import SubmitRequest
+from cavvy.costs.running import charge_to_now
 from cavvy.domain.accounts import Permission
 from cavvy.domain.authorization import Verdict, decide
 from cavvy.sdk.errors import InvalidArgument
@@ -226,8 +227,15 @@ async def list_calls(
 async def _price(app_state: AppState, calls: Sequence[tuple[str, str, int]]) -> dict[str, int]:
     """Return the cost of calls in the newest jobs: see `price_calls`."""
     jobs = sorted({job for _, job, _ in calls if job}, reverse=True)[:_MOST_JOBS]
-    bills = {each: add_up(await app_state.store.charges(each)) for each in jobs}
+    bills = {each: await _add_up(app_state, each) for each in jobs}
     return price_calls(calls, bills)
+
+
+async def _add_up(app_state: AppState, job: str) -> JobBill:
+    """Return the bill of a job until now, also if the ledger's rows of it are older."""
+    charges = await app_state.store.charges(job)
+    attempts = await app_state.store.attempts(job)
+    return add_up(charge_to_now(attempts, charges, app_state.now()))
 
 
 @router.get("/{name}/costs", rule=in_path(Permission.VIEW), errors=("app-not-found",))
@@ -240,7 +248,7 @@ async def list_costs(
     told = await find_calls(app_state).counts.find_shared([job for job, _, _ in shares])
     found = []
     for job, calls, share_us in shares:
-        bill = add_up(await app_state.store.charges(job))
+        bill = await _add_up(app_state, job)
         shared_us = max(share_us, round(told.get(job, 0.0) * 1e6))
         parts = divide(bill, share_us, shared_us)
         found.append(
