@@ -53,6 +53,7 @@ def test_the_page_of_a_file_leads_to_its_text(page: str, raw: str) -> None:
     [
         *("http://example.com/task.yaml", "file:///etc/passwd", "task.yaml", "", "https://"),
         *("https://ada:secret@example.com/task.yaml", "https://example.com/" + "a" * 3000),
+        *("https://[::1/task.yaml", "https://[x]/task.yaml"),
     ],
 )
 def test_only_short_addresses_with_https_and_without_secrets_are_read(address: str) -> None:
@@ -107,6 +108,30 @@ def test_a_commit_brings_the_repository_along() -> None:
     assert read_file(page.replace("task", "jobs/task"), fetch=answer()) == TEXT
     own = f"workdir: https://example.org/other.git@{COMMIT}\n{TEXT}"
     assert read_file(page, fetch=answer(own.encode())) == own
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{name: digits, run: python train.py}\n",
+        "type: task\nname: digits\ncommands: [python train.py]\n",
+        "resources:\n  accelerators: A100:1\nsetup: pip install x\nrun: |\n  python train.py\n",
+        "services:\n  train:\n    image: python:3.12\n    command: python train.py\n",
+        """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: digits}
+spec:
+  template:
+    spec:
+      containers: [{name: a, image: python, command: [python]}]
+""",
+        "a list, of nothing\n",
+    ],
+)
+def test_files_to_which_workdir_means_something_else_stay_as_they_are(text: str) -> None:
+    page = FILE.replace("main", COMMIT)
+    assert read_file(page, fetch=answer(text.encode())) == text
 
 
 def test_the_editor_opens_a_file_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,13 @@ time (`cavvy.http_client`).
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from cavvy.http_client import HttpClient, HttpReply, NoReply, ReplyTooLong, TargetDenied
+from cavvy.spec import SpecError
+from cavvy.task_files import parse_file
 
 MOST_BYTES = 256 << 10
 _LIMIT_S = 8.0
@@ -51,7 +54,9 @@ class NoFile(Exception):
 def find_raw(address: str) -> str:
     """Return where the text of a file is, of the address of its page. Raises NoFile."""
     address = address.strip().partition("#")[0]
-    parts = urlsplit(address) if len(address) <= _LONGEST_ADDRESS else None
+    parts = None
+    with suppress(ValueError):  # such as of "https://[::1"
+        parts = urlsplit(address) if len(address) <= _LONGEST_ADDRESS else None
     if parts is None or parts.scheme != "https" or not parts.hostname or parts.username:
         raise NoFile(
             "The address of a file begins with https://, such as "
@@ -79,8 +84,8 @@ def find_workdir(address: str) -> str:
 
 
 def read_file(address: str, fetch: _Fetch | None = None) -> str:
-    """Return the text of the task file at an address. A YAML file without `workdir` at the top of a
-    repository gets the repository, if the address names a commit. Raises NoFile.
+    """Return the text of the task file at an address. A task file of Cavvy without `workdir` at the
+    top of a repository gets the repository, if the address names a commit. Raises NoFile.
     """
     url = find_raw(address)
     try:
@@ -109,7 +114,14 @@ def _add_workdir(text: str, url: str, workdir: str) -> str:
     named = re.search(r"^(?:workdir\s*:|---)", text, re.MULTILINE)
     if not workdir or named or not url.endswith((".yaml", ".yml")):
         return text
-    return f"{text.rstrip()}\nworkdir: {workdir}\n"
+    added = f"{text.rstrip()}\nworkdir: {workdir}\n"
+    try:  # files of other tools have no such key, or mean something else by it
+        tasks = parse_file(added).tasks
+    except SpecError:
+        return text
+    folders = [each.workdir for each in tasks]
+    meant = [each is not None and f"{each.git}@{each.commit}" == workdir for each in folders]
+    return added if meant and all(meant) else text
 
 
 def _fetch(url: str) -> HttpReply:
