@@ -73,6 +73,18 @@ def _write(path: str, text: str) -> str:
     return "wrote"
 
 
+def _lower_core() -> str:
+    """Set the limit with which a crash starts the machine's program, in all ways."""
+    for lower in (resource.setrlimit, lambda *new: resource.prlimit(0, *new)):
+        with suppress(OSError, ValueError):
+            lower(resource.RLIMIT_CORE, (0, 0))
+    new = (ctypes.c_ulong * 2)(0, 0)
+    for numbers, words in (((160, 164), (4, new)), ((302, 261), (0, 4, new, None))):
+        with suppress(OSError):
+            call(*numbers, *words)
+    return "set" if resource.getrlimit(resource.RLIMIT_CORE)[0] == 0 else ""
+
+
 def long(value: int) -> ctypes.c_long:
     return ctypes.c_long(value)
 
@@ -324,6 +336,7 @@ ATTEMPTS["disk-of-first"] = lambda: f"returned {call(251, 30, 1, 1, 3 << 13)}"
 ATTEMPTS["disk-of-user"] = lambda: f"returned {call(251, 30, 3, 1000, 3 << 13)}"
 # the machine's program for crashes would start, as root and outside; only the limit 1 prevents it
 ATTEMPTS["crash-program"] = lambda: resource.getrlimit(resource.RLIMIT_CORE) != (1, 1)
+ATTEMPTS["crash-program-again"] = lambda: _lower_core()
 ATTEMPTS["more-processes"] = lambda: resource.setrlimit(resource.RLIMIT_NPROC, (9999, 9999))
 ATTEMPTS["more-memory"] = lambda: resource.setrlimit(resource.RLIMIT_DATA, (-1, -1))
 ATTEMPTS["more-cpus"] = lambda: os.sched_setaffinity(0, range(os.cpu_count() or 1))

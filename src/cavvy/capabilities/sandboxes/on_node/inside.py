@@ -53,6 +53,11 @@ def live(
     """Be the sandbox. Never returns."""
     try:
         walls.end_with_parent()
+        with suppress(ValueError):  # where it is 0 for good
+            # 1, unlike 0, also keeps the kernel from starting the machine's program for crashes
+            # (`fs/coredump.c`), as root and outside, with what a program has in its memory; the
+            # filter of system calls then lets nothing change it
+            resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
         questions = walls.close_in(made, options["disk_mib"], shown, is_root=is_root)
         _limit(options)
         _Inside(control, options, questions).run()
@@ -247,9 +252,6 @@ def _limit(options: dict[str, Any]) -> None:
         (resource.RLIMIT_FSIZE, disk),
         (resource.RLIMIT_NPROC, options["processes"]),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
-        # 1, unlike 0, also keeps the kernel from starting the machine's program for crashes
-        # (`fs/coredump.c`), as root and outside, with what a sandbox's program has in its memory
-        (resource.RLIMIT_CORE, 1),
         (resource.RLIMIT_MEMLOCK, 64 << 10),
         (resource.RLIMIT_SIGPENDING, 1024),
         (resource.RLIMIT_MSGQUEUE, 0),

@@ -108,6 +108,8 @@ OWN_ONLY = {
 # as these, with the kind of the ID before it: a process is 0 for priorities and 1 for disks
 OWN_ONLY_OF_KIND = {"setpriority": (141, 140, 0), "ioprio_set": (251, 30, 1)}
 _SOCKET, _SOCKETPAIR, _CLONE = (41, 198), (53, 199), (56, 220)
+_SETRLIMIT, _PRLIMIT = (160, 164), OWN_ONLY["prlimit64"]
+_CORE = 4  # RLIMIT_CORE
 _IOCTL, _PERSONALITY = (16, 29), (135, 92)
 _MMAP, _SECCOMP = (9, 222), (317, 277)
 # Programs get these one by one, from the first process, until they have had as many as there may
@@ -161,6 +163,8 @@ def make_filter(machine: str) -> bytes:
                     (_EQUAL, 0, 1, numbers[column]),
                     (_RETURN, 0, 0, _ERRNO | error),
                 ]
+    lines += _when(_SETRLIMIT[column], _keep_core(0, []))
+    lines += _when(_PRLIMIT[column], _check_limits())
     for pair in OWN_ONLY.values():
         lines += _when(pair[column], _allow_only(0, (0,), _EPERM))
     for x86, arm, kind in OWN_ONLY_OF_KIND.values():
@@ -254,6 +258,56 @@ def _allow_own(kind: int) -> list[tuple[int, int, int, int]]:
         (_EQUAL, 1, 0, kind),
         (_RETURN, 0, 0, _ERRNO | _EPERM),
         *_allow_only(1, (0,), _EPERM),
+    ]
+
+
+def _keep_core(
+    argument: int, unless: list[tuple[int, int, int, int]]
+) -> list[tuple[int, int, int, int]]:
+    """Let a new limit of crashes have no effect: 0 would start the machine's program for them. The
+    call succeeds, since programs with secrets set 0 so that nothing is kept, and nothing is.
+    """
+    return [
+        (_LOAD, 0, 0, _ARGUMENT + 8 * argument),
+        (_EQUAL, 1, 0, _CORE),
+        (_RETURN, 0, 0, _ALLOW),
+        *unless,
+        (_RETURN, 0, 0, _ERRNO),
+    ]
+
+
+def _check_limits() -> list[tuple[int, int, int, int]]:
+    """Allow a process to read and change its own limits. A call that would both change that of
+    crashes and tell the former one fails, as it would tell nothing."""
+    return [
+        (_LOAD, 0, 0, _ARGUMENT),
+        (_EQUAL, 1, 0, 0),
+        (_RETURN, 0, 0, _ERRNO | _EPERM),
+        *_keep_core(1, [*_unless_given(2, _ALLOW), *_when_given(3, _ERRNO | _EPERM)]),
+    ]
+
+
+def _unless_given(argument: int, result: int) -> list[tuple[int, int, int, int]]:
+    """Return lines that end with the result if the address is 0; both of its halves count."""
+    low = _ARGUMENT + 8 * argument
+    return [
+        (_LOAD, 0, 0, low),
+        (_EQUAL, 0, 3, 0),
+        (_LOAD, 0, 0, low + 4),
+        (_EQUAL, 0, 1, 0),
+        (_RETURN, 0, 0, result),
+    ]
+
+
+def _when_given(argument: int, result: int) -> list[tuple[int, int, int, int]]:
+    """Return lines that end with the result if the address is not 0."""
+    low = _ARGUMENT + 8 * argument
+    return [
+        (_LOAD, 0, 0, low),
+        (_EQUAL, 0, 2, 0),
+        (_LOAD, 0, 0, low + 4),
+        (_EQUAL, 1, 0, 0),
+        (_RETURN, 0, 0, result),
     ]
 
 
