@@ -330,6 +330,32 @@ def test_init_containers_run_before_and_sidecars_beside() -> None:
     assert (done.returncode, done.stdout) == (3, "")
 
 
+def test_init_containers_have_the_variables_of_config_maps() -> None:
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
+    config["data"] = {"LR": "0.1"}
+    init = {"name": "a", "image": CONTAINER["image"], "command": ["sh", "-c", 'echo "$LR"']}
+    init["envFrom"] = [{"configMapRef": {"name": "c"}}]
+    main = {"command": ["sh", "-c", "echo main $LR"], "args": []}
+    run = read(make_job(make_pod(container=main, initContainers=[init])), config).run
+    assert run_lines(run) == "0.1\nmain"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"envFrom": [{"secretRef": {"name": "s"}}]}, "initContainers.envFrom"),
+        ({"envFrom": [{"configMapRef": {"name": "gone"}}]}, "no ConfigMap gone"),
+        ({"securityContext": {"privileged": True}}, "no privileges"),
+        ({"lifecycle": {"postStart": {}}}, "initContainers.a.lifecycle"),
+        ({"madeup": 1}, "initContainers.a.madeup"),
+    ],
+)
+def test_what_init_containers_cannot_have_is_refused(changes: dict[str, Any], said: str) -> None:
+    init = {"name": "a", "image": CONTAINER["image"], "command": ["x"], **changes}
+    with pytest.raises(SpecError, match=said):
+        read(make_job(make_pod(initContainers=[init])))
+
+
 def test_validate_refuses_the_same_values() -> None:
     with pytest.raises(SpecError, match="parallel"):
         find(make_job(completions=3, parallelism=-1))
@@ -409,6 +435,17 @@ def test_the_nodes_of_an_mpi_job_have_the_volumes_of_both_roles() -> None:
         (make_pod(**mount("a")), make_pod(**mount("b")), "differ in /data"),
         (make_pod(initContainers=[CONTAINER]), make_pod(), "no node of its own"),
         (make_pod(), {**make_pod(), "containers": [CONTAINER] * 2}, "expected one"),
+        (make_pod(imagePullSecrets=[{"name": "a"}]), make_pod(), "image_login"),
+        (make_pod(hostNetwork=True), make_pod(), "the network of their host"),
+        (make_pod(), make_pod(hostNetwork=True), "the network of their host"),
+        (make_pod(madeup=1), make_pod(), "madeup"),
+        (make_pod(), make_pod(container={"madeup": 1}), "madeup"),
+        (make_pod(), make_pod(container={"lifecycle": {"postStart": {}}}), "lifecycle"),
+        (
+            make_pod(),
+            make_pod(container={"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}),
+            "no privileges",
+        ),
     ],
 )
 def test_what_the_nodes_of_an_mpi_job_cannot_have_is_refused(
@@ -416,6 +453,38 @@ def test_what_the_nodes_of_an_mpi_job_cannot_have_is_refused(
 ) -> None:
     with pytest.raises(SpecError, match=said):
         read(make_mpi(launcher, worker))
+
+
+def test_all_that_the_nodes_of_an_mpi_job_lack_is_noted() -> None:
+    env = [{"name": "SAME", "value": "1"}, {"name": "OTHER", "value": "1"}]
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
+    config["data"] = {"LR": "0.1"}
+    source = {"configMapRef": {"name": "c"}}
+    own = [env[0], {"name": "OTHER", "value": "2"}, {"name": "ALONE", "value": "3"}]
+    launcher = make_pod(
+        serviceAccountName="a",
+        terminationGracePeriodSeconds=5,
+        container={"env": env, "resources": {"limits": {"cpu": 1}}},
+    )
+    container = {"env": own, "envFrom": [source], "workingDir": "/w", "command": ["sshd"]}
+    found = find(make_mpi(launcher, make_pod(container=container)), config)
+    spec = "spec.mpiReplicaSpecs"
+    pod = f"{spec}.Launcher.template.spec"
+    assert {each.key for each in found.kept} == {
+        f"{pod}.serviceAccountName",
+        f"{pod}.terminationGracePeriodSeconds",
+        f"{pod}.containers.resources",
+        f"{spec}.Worker.command",
+        f"{spec}.Worker.args",
+        f"{spec}.Worker.workingDir",
+        f"{spec}.Worker.env.OTHER",
+        f"{spec}.Worker.env.ALONE",
+        f"{spec}.Worker.envFrom",
+    }
+    assert found.refused == ()
+    launcher["containers"][0] |= {"env": own, "envFrom": [source], "workingDir": "/w"}
+    task = read(make_mpi(launcher, make_pod(container=container)), config)
+    assert task.env == {"SAME": "1", "OTHER": "2", "ALONE": "3", "LR": "0.1"}
 
 
 @pytest.mark.parametrize(

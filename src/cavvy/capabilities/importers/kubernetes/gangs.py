@@ -17,6 +17,8 @@ from cavvy.capabilities.importers.kubernetes.objects import (
     PodKeys,
     Values,
     at,
+    keep_container,
+    keep_pod,
     keep_table,
 )
 from cavvy.domain.tasks import JobLimits, RetryPolicy, TaskSpec
@@ -246,9 +248,6 @@ def _read_mpi(
     if "/etc/mpi/" in task.run:
         reason = "the command names /etc/mpi/hostfile, which only the operator writes; delete it: "
         kept.refuse(job.mark, f"{where}.Launcher", f"{reason}mpirun knows the nodes")
-    if _container(worker).get("command"):
-        reason = "the nodes need no SSH server: `mpirun` of the launcher reaches them"
-        kept.note(job.mark, f"{where}.Worker.command", reason)
     slots = int(spec.get("slotsPerWorker", 1))
     run = f"export NPROC_PER_NODE={slots}\nexec $CAVVY_MPI sh -c {quote(task.run)}"
     return replace(task, nodes=int(worker.get("replicas", 1)), run=run)
@@ -265,10 +264,7 @@ def _join_mpi_pods(
     if pods["Launcher"].get("initContainers"):
         reason = "the launcher has no node of its own; put them before its command"
         kept.refuse(job.mark, f"{where}.Launcher.template.spec.initContainers", reason)
-    for key in ("nodeSelector", "affinity", "tolerations"):
-        if pods["Launcher"].get(key):
-            reason = "the launcher's command runs on the first worker's node"
-            kept.note(job.mark, f"{where}.Launcher.template.spec.{key}", reason)
+    _keep_mpi_pods(job, where, launcher, worker, kept)
     volumes, mounts = dict[str, Values](), dict[str, Values]()
     for name, role in _name_mpi(launcher, worker):
         for found, key, listed in (
@@ -279,16 +275,49 @@ def _join_mpi_pods(
                 if found.setdefault(str(each.get(key)), each) != each:
                     reason = f"Launcher and Worker differ in {each.get(key)}, and a node has one"
                     kept.refuse(job.mark, where, reason)
-    env = {each.get("name") for each in _container(launcher).get("env") or ()}
-    if alone := [x for x in _container(worker).get("env") or () if x.get("name") not in env]:
-        reason = "the processes get the variables of the launcher, which has none of this name"
-        kept.note(job.mark, f"{where}.Worker.env.{alone[0].get('name')}", reason)
     container = {
         **_container(launcher),
         "resources": _container(worker).get("resources") or {},
         "volumeMounts": [*mounts.values()],
     }
     return {**pods["Worker"], "containers": [container], "volumes": [*volumes.values()]}
+
+
+def _keep_mpi_pods(
+    job: JobObject, where: str, launcher: Values, worker: Values, kept: TranslationNotes
+) -> None:
+    """Note or refuse what the joined pod has neither of the launcher's pod, of which it has the
+    container, nor of the worker's container.
+    """
+    pod, under = at(launcher, "template", "spec"), f"{where}.Launcher.template.spec"
+    placed = ("nodeSelector", "affinity", "tolerations")
+    elsewhere = "the launcher's command runs on the first worker's node"
+    for key in placed:
+        if pod.get(key):
+            kept.note(job.mark, f"{under}.{key}", elsewhere)
+    read = {key: value for key, value in pod.items() if key not in (*placed, "initContainers")}
+    keep_pod(job.mark, read, under, kept)
+    first, other = _container(launcher), _container(worker)
+    if first.get("resources") and first["resources"] != other.get("resources"):
+        kept.note(job.mark, f"{under}.containers.resources", f"{elsewhere}, and has its resources")
+    left = {key: value for key, value in other.items() if key not in ("envFrom", "resources")}
+    keep_container(job.mark, left, f"{where}.Worker.template.spec.containers", kept)
+    seconds = "terminationGracePeriodSeconds"
+    if seconds in pod and pod[seconds] != at(worker, "template", "spec").get(seconds):
+        kept.note(job.mark, f"{under}.{seconds}", "that of the workers counts")
+    for key in ("command", "args"):
+        if other.get(key):
+            reason = "the nodes need no SSH server: `mpirun` of the launcher reaches them"
+            kept.note(job.mark, f"{where}.Worker.{key}", reason)
+    if other.get("workingDir") not in (None, first.get("workingDir")):
+        reason = "the processes start in the launcher's folder"
+        kept.note(job.mark, f"{where}.Worker.workingDir", reason)
+    for key in ("env", "envFrom"):
+        for each in other.get(key) or ():
+            if each not in (first.get(key) or ()):
+                name = f".{each['name']}" if "name" in each else ""
+                reason = "the processes get the variables of the launcher instead"
+                kept.note(job.mark, f"{where}.Worker.{key}{name}", reason)
 
 
 def _name_mpi(launcher: Values, worker: Values) -> tuple[tuple[str, Values], ...]:

@@ -33,6 +33,7 @@ from cavvy.capabilities.importers.kubernetes.objects import (
     ServiceObjects,
     Values,
     at,
+    keep_container,
     keep_table,
     keep_unread,
 )
@@ -220,6 +221,8 @@ def _take_init(job: JobObject, objects: ServiceObjects, kept_keys: TranslationNo
     lines = ""
     for each in objects.pod.pop("initContainers", None) or ():
         where = f"initContainers.{each.get('name')}"
+        own = {key: value for key, value in each.items() if key != "restartPolicy"}
+        keep_container(job.mark, own, where, kept_keys)
         if each.get("image") != image:
             reason = "its image is not that of the container, and a node runs one image; put its "
             kept_keys.refuse(job.mark, where, f"{reason}work into the image, or into `inputs`")
@@ -304,30 +307,35 @@ def _add_config_maps(job: JobObject, template: Values, kept_keys: TranslationNot
     Others are refused.
     """
     pod = dict(at(template, "spec"))
-    containers = []
-    for container in pod.get("containers") or ():
-        added = []
-        for source in container.get("envFrom") or ():
-            name = str(at(source, "configMapRef").get("name") or "")
-            values = job.config_maps.get(name)
-            if values is None:
-                reason = "a secret of Cavvy has one value: name each variable in `env`, with "
-                reason += "`secretKeyRef`, and set it with `cavvy secret set NAME`"
-                if name:
-                    reason = f"the file has no ConfigMap {name}; put it into the same file, or "
-                    reason += "write the variables in `env`"
-                optional = (at(source, each).get("optional") for each in source)
-                say = kept_keys.note if any(optional) else kept_keys.refuse
-                say(job.mark, "spec.template.spec.containers.envFrom", reason)
-                continue
-            prefix = source.get("prefix", "")
-            added += [
-                {"name": f"{prefix}{name}", "value": value.replace("$", "$$")}
-                for name, value in values.items()
-            ]
-        env = [*added, *(container.get("env") or ())]
-        containers.append({**container, "env": env, "envFrom": []})
-    return {**template, "spec": {**pod, "containers": containers}}
+    for key in ("initContainers", "containers"):
+        if key in pod:
+            pod[key] = [_add_own_maps(job, each, key, kept_keys) for each in pod[key] or ()]
+    return {**template, "spec": pod}
+
+
+def _add_own_maps(
+    job: JobObject, container: Values, key: str, kept_keys: TranslationNotes
+) -> Values:
+    added = []
+    for source in container.get("envFrom") or ():
+        name = str(at(source, "configMapRef").get("name") or "")
+        values = job.config_maps.get(name)
+        if values is None:
+            reason = "a secret of Cavvy has one value: name each variable in `env`, with "
+            reason += "`secretKeyRef`, and set it with `cavvy secret set NAME`"
+            if name:
+                reason = f"the file has no ConfigMap {name}; put it into the same file, or "
+                reason += "write the variables in `env`"
+            optional = (at(source, each).get("optional") for each in source)
+            say = kept_keys.note if any(optional) else kept_keys.refuse
+            say(job.mark, f"spec.template.spec.{key}.envFrom", reason)
+            continue
+        prefix = source.get("prefix", "")
+        added += [
+            {"name": f"{prefix}{name}", "value": value.replace("$", "$$")}
+            for name, value in values.items()
+        ]
+    return {**container, "env": [*added, *(container.get("env") or ())], "envFrom": []}
 
 
 def _read_completions(

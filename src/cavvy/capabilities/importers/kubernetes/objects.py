@@ -263,31 +263,37 @@ def keep_unread(objects: ServiceObjects, kept_keys: TranslationNotes) -> None:
     """Note or refuse every key of a Deployment and its Service that the translation does not
     read.
     """
-    container = objects.container
-    limits, requests = at(container, "resources", "limits"), at(container, "resources", "requests")
     under = "spec.template.spec"
-    for table, keys, path in (
-        (at(objects.deployment, "spec"), _OF_DEPLOYMENT, "spec"),
-        (objects.pod, _OF_POD, under),
-        (container, _OF_CONTAINER, f"{under}.containers"),
-        (limits, _OF_RESOURCES, f"{under}.containers.resources.limits"),
-        (
-            {key: value for key, value in requests.items() if key not in limits},
-            _OF_RESOURCES,
-            f"{under}.containers.resources.requests",
-        ),
-    ):
+    keep_table(objects.mark, at(objects.deployment, "spec"), _OF_DEPLOYMENT, "spec", kept_keys)
+    keep_pod(objects.mark, objects.pod, under, kept_keys)
+    keep_container(objects.mark, objects.container, f"{under}.containers", kept_keys)
+    for where, reason in chain(_list_metadata(objects), _list_of_front(objects)):
+        kept_keys.note(objects.mark, where, reason)
+
+
+def keep_pod(mark: SourceMark, pod: Values, path: str, kept_keys: TranslationNotes) -> None:
+    """Note or refuse every key of a pod, but for those of its containers, that the translation does
+    not read.
+    """
+    keep_table(mark, pod, _OF_POD, path, kept_keys)
+
+
+def keep_container(
+    mark: SourceMark, container: Values, path: str, kept_keys: TranslationNotes
+) -> None:
+    """Note or refuse every key of a container that the translation does not read."""
+    limits, requests = at(container, "resources", "limits"), at(container, "resources", "requests")
+    only = {key: value for key, value in requests.items() if key not in limits}
+    keep_table(mark, container, _OF_CONTAINER, path, kept_keys)
+    for table, name in ((limits, "limits"), (only, "requests")):
         left = {key: value for key, value in table.items() if find_named_gpu(key) is None}
-        keep_table(objects.mark, left, keys, path, kept_keys)
+        keep_table(mark, left, _OF_RESOURCES, f"{path}.resources.{name}", kept_keys)
     security = at(container, "securityContext")
     rights = {**security, "capabilities.add": at(security, "capabilities").get("add")}
     for key in _PRIVILEGES:
         if rights.get(key):
-            where = f"{under}.containers.securityContext.{key}"
-            reason = f"replicas get no privileges; {_POD}"
-            kept_keys.refuse(objects.mark, where, reason)
-    for where, reason in chain(_list_metadata(objects), _list_of_front(objects)):
-        kept_keys.note(objects.mark, where, reason)
+            where, reason = f"{path}.securityContext.{key}", f"replicas get no privileges; {_POD}"
+            kept_keys.refuse(mark, where, reason)
 
 
 def find_named_gpu(resource: str) -> KnownAccelerator | None:
