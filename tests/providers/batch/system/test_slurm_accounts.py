@@ -141,7 +141,17 @@ def owner(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_the_guide_simulates_the_jobs_that_the_cluster_has_run(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    cluster.run("sbatch", "--wait", "--gpus-per-node=2", "-p", "main", "--wrap", "sleep 2")
+    cluster.run(
+        "sbatch",
+        "--wait",
+        "-o",
+        "/dev/null",
+        "--gpus-per-node=2",
+        "-p",
+        "main",
+        "--wrap",
+        "sleep 2",
+    )
     cluster.until(lambda: "gres/gpu=2" in cluster.run("sacct", "-aXnP", "-o", "AllocTRES"))
     [block] = [
         block.text
