@@ -31,16 +31,40 @@ def walk_tree(top: str | os.PathLike[str]) -> Iterator[tuple[str, list[str], lis
 
 
 def remove_tree(top: str | os.PathLike[str], *, ignore_errors: bool = False) -> None:
-    """Remove a folder with all that is in it, following no links. With `ignore_errors`, as much of
+    """Remove a folder with all that is in it, following no links. Folders that a job has made
+    read-only, as Go does with its module cache, are removed, too. With `ignore_errors`, as much of
     it as possible; otherwise, raises OSError."""
+    try:
+        _remove(top, nullcontext())
+    except PermissionError:
+        _allow_changes(top)
+    except OSError:
+        if not ignore_errors:
+            raise
+    else:
+        return
     skip = suppress(OSError) if ignore_errors else nullcontext()
     with skip:
-        root = os.open(top, _FOLDER)
-        try:
-            _empty(root, skip)
-        finally:
-            os.close(root)
-        os.rmdir(top)
+        _remove(top, skip)
+
+
+def _remove(top: str | os.PathLike[str], skip: AbstractContextManager[None]) -> None:
+    root = os.open(top, _FOLDER)
+    try:
+        _empty(root, skip)
+    finally:
+        os.close(root)
+    os.rmdir(top)
+
+
+def _allow_changes(top: str | os.PathLike[str]) -> None:
+    """Let this user list and change a folder and those in it, as far as that is possible."""
+    with suppress(OSError):
+        os.chmod(top, 0o700)
+    for folder, folders, _ in walk_tree(top):
+        for name in folders:
+            with suppress(OSError):
+                os.chmod(os.path.join(folder, name), 0o700)
 
 
 def _empty(root: int, skip: AbstractContextManager[None]) -> None:

@@ -17,7 +17,6 @@ from pathlib import Path
 from threading import Lock
 
 from cavvy.agent.documents import AgentConfigFile
-from cavvy.agent.work.trees import make_removable
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import GangSpec, NoCapacity, NodeSeen, Refused, TryAgain
 from cavvy.providers.hosts.records import (
@@ -44,21 +43,6 @@ from cavvy.providers.local.records import (
     take_over,
 )
 from cavvy.trees import remove_tree
-
-
-def delete_folder(path: Path) -> None:
-    """Delete as much of a folder as possible. Folders that the work has made read-only, as Go does
-    with its module cache, are deleted too.
-    """
-    try:
-        remove_tree(path)
-    except PermissionError:
-        with suppress(OSError):
-            make_removable(str(path))
-        remove_tree(path, ignore_errors=True)
-    except OSError:
-        remove_tree(path, ignore_errors=True)
-
 
 REMEMBERED = timedelta(
     hours=2
@@ -233,9 +217,9 @@ class LocalGangStore(Struct):
         """
         self.has_trash = False
         while self._left:
-            delete_folder(self._left.pop())
+            remove_tree(self._left.pop(), ignore_errors=True)
         for path in self._scan("trash"):
-            delete_folder(path)
+            remove_tree(path, ignore_errors=True)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

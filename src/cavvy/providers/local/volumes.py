@@ -40,7 +40,7 @@ def remove_folder(home: Path, project: str, name: str) -> bool:
     _ongoing.add(gone)
     try:
         (above / name).rename(gone)
-        _remove(gone)
+        remove_tree(gone)
     except OSError:
         with suppress(OSError):  # a job may have made the volume anew
             gone.rename(above / name)
@@ -51,21 +51,6 @@ def remove_folder(home: Path, project: str, name: str) -> bool:
         if each not in _ongoing:
             remove_tree(each, ignore_errors=True)
     return True
-
-
-def _remove(top: Path) -> None:
-    """Remove a folder, also if it has folders that may not be written, as caches of packages do.
-    Raises OSError."""
-    try:
-        remove_tree(top)
-    except PermissionError:
-        with suppress(OSError):
-            os.chmod(top, 0o700)
-        for folder, folders, _ in walk_tree(top):
-            for each in folders:
-                with suppress(OSError):
-                    os.chmod(os.path.join(folder, each), 0o700)
-        remove_tree(top)
 
 
 def _count(top: str) -> VolumeFolder:

@@ -13,8 +13,8 @@ import pytest
 
 from cavvy.agent.work.trees import remove_tree
 from cavvy.providers.batch.login_helper import LoginHelper
-from cavvy.providers.local.gang_store import delete_folder
 from cavvy.spec.workdir import FreezeError, freeze
+from cavvy.trees import remove_tree as remove_deep_tree
 
 NOBODY = 65534
 
@@ -22,10 +22,6 @@ NOBODY = 65534
 def empty(path: str) -> None:
     """What the helper on the login node does with a folder that contains the trash."""
     LoginHelper(io.BufferedReader(io.BytesIO()), io.BytesIO())._empty(os.path.dirname(path))
-
-
-def delete(path: str) -> None:
-    delete_folder(Path(path))
 
 
 def run_as_user(folder: Path, act: Callable[[str], None]) -> int:
@@ -48,7 +44,7 @@ def run_as_user(folder: Path, act: Callable[[str], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("act", [remove_tree, delete, empty])
+@pytest.mark.parametrize("act", [remove_tree, remove_deep_tree, empty])
 def test_a_folder_that_the_work_made_read_only_is_deleted(
     tmp_path: Path, act: Callable[[str], None]
 ) -> None:

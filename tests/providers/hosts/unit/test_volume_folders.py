@@ -71,7 +71,7 @@ for name in ("cache", "kept", ".removed-0"):
     for folder, mode in ((inner, 0o555), (inner.parent, 0o111), (above / name, 0o555)):
         folder.chmod(mode)
 assert remove_folder(home, "team", "cache"), "read-only folders"
-assert sorted(os.listdir(above)) == [".removed-0", "kept"]
+assert os.listdir(above) == ["kept"], "what an interrupted removal has left goes, too"
 above.chmod(0o555)
 try:
     remove_folder(home, "team", "kept")
