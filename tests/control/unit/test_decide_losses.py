@@ -155,6 +155,13 @@ def test_a_node_that_is_reclaimed_has_its_time_when_another_failed_upon_the_orde
     assert isinstance(decide_attempt(view(nodes), LATER), RecheckAttempt)
 
 
+def test_a_node_that_is_reclaimed_has_its_time_when_others_lost_their_connection_to_it() -> None:
+    nodes = [*four(EXIT, STOPPED, EXIT, EXIT)]
+    nodes = [replace(each, exit_failure=FailureKind.NETWORK) for each in nodes]
+    nodes[1] = leaving(120)
+    assert isinstance(decide_attempt(view(nodes), LATER), RecheckAttempt)
+
+
 def test_a_node_that_is_reclaimed_in_days_is_not_awaited() -> None:
     nodes = [*four(STOPPED, STOPPED, STOPPED, STOPPED)]
     nodes[1] = leaving(3 * 86400)

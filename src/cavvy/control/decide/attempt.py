@@ -589,9 +589,12 @@ def _let_others_save(
 
 def _follows_order(first: jobs.Node) -> bool:
     """Return whether the first rank that ended did so because of a notice, or after an order to
-    stop: then its work may also have lost its connection to a rank that had stopped already.
+    stop, or because another rank had left: a program that is told in time may close its connections
+    before it has saved all.
     """
     if first.exit_outcome in (jobs.AttemptOutcome.PREEMPTED, jobs.AttemptOutcome.STOPPED):
+        return True
+    if _is_cut_off(first):
         return True
     at = first.order.at if first.order is not None and _is_told(first, ("stop",)) else None
     return at is not None and first.exited_at is not None and first.exited_at >= at
