@@ -19,8 +19,9 @@ from cavvy.domain.tasks import TaskSpec
 
 # Variables of arrays, as Cavvy and other tools name them, that differ if one job is run alone: of
 # all arrays, and of a sweep, whose indices begin at 0.
-_NUMBERS = re.compile(r"\w*ARRAY_(?:TASK_)?(?:COUNT|MIN|MAX|STEP)\b")
-_INDICES = re.compile(r"\w*ARRAY_(?:TASK_)?(?:COUNT|MIN|MAX|STEP|INDEX|ID)\b")
+_PLACES = r"(?<!\w)(?:CAVVY_ARRAY|SLURM_ARRAY_TASK)_(?:COUNT|MIN|MAX|STEP"
+_NUMBERS = re.compile(rf"{_PLACES})\b")
+_INDICES = re.compile(rf"{_PLACES}|INDEX|ID)\b|(?<!\w)PBS_ARRAY_I(?:NDEX|D)\b")
 _STRIPES = re.compile(r"/batch\.py .*--striped ")  # written by `spec.batch_section`
 
 

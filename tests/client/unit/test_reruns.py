@@ -30,6 +30,7 @@ def parse(text: str, overrides: str) -> TaskSpec:
         (SWEEP, '{"priority": 7}', 1, "lr 0.3, kind b"),
         ("name: fit\nrun: fit $CAVVY_PARAM_LR\n", '{"sweep": {"lr": [0.3, 0.1]}}', 1, "lr 0.1"),
         ("name: fit\narray: 0-9\nrun: fit $CAVVY_ARRAY_INDEX\n", "", 7, "index 7"),
+        ("name: fit\narray: 0-9\nrun: fit $MY_ARRAY_COUNT $CAVVY_ARRAY_COUNTS", "", 7, "index 7"),
     ],
 )
 def test_one_job_of_an_array_becomes_an_array_of_its_own(
