@@ -15,6 +15,7 @@ from threading import Barrier, Event, Thread
 from typing import Any
 
 import pytest
+from msgspec.json import decode
 from tests.certificates import Authority
 from tests.contract.store_suite import NOW, make_event, submit
 from tests.receivers import HttpReceiver, MailReceiver
@@ -94,6 +95,22 @@ def test_pagerduty_gets_the_default_address_for_a_key() -> None:
     message = make_message(NoticeChannel.PAGERDUTY, "a" * 32, [make_notice()])
     assert isinstance(message, HttpNotice)
     assert message.url == "https://events.pagerduty.com/v2/enqueue"
+
+
+@pytest.mark.parametrize(
+    ("event", "severity"),
+    [
+        (NoticeEvent.DONE, "info"),
+        (NoticeEvent.PREEMPTED, "warning"),
+        (NoticeEvent.FAILED, "error"),
+        (NoticeEvent.BUDGET, "error"),
+        ("a capability's", "error"),
+    ],
+)
+def test_pagerduty_is_told_how_urgent_an_event_is(event: str, severity: str) -> None:
+    message = make_message(NoticeChannel.PAGERDUTY, "a" * 32, [make_notice(event=event)])
+    assert isinstance(message, HttpNotice)
+    assert decode(message.body)["payload"]["severity"] == severity
 
 
 def test_many_events_are_one_message_for_people(receiver: HttpReceiver) -> None:
