@@ -122,7 +122,10 @@ def main(arguments: list[str]) -> None:
     os.chdir("/")  # modules of the working folder are not those of the engine
     for number in range(_CAPABILITIES):
         prctl(_DROP_CAPABILITY, number)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # 1, unlike 0, also keeps the kernel from starting the machine's program for crashes, as root
+    # and with what an engine has in its memory (`fs/coredump.c`)
+    with suppress(ValueError):  # where it is 0 for good
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
     if user is not None:
         most = min(_MOST_PROCESSES, *filter(lambda n: n > 0, _most_processes()))
         resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
