@@ -142,7 +142,7 @@ class StepRunner:
         self._work, self._env = work, env
         self._was_killed = self._was_asked = self.interrupted = self.ended = False
         self._code = self._task_code = None
-        write_rank_files(self._config, work)
+        write_rank_files(self._config, work, env)
         if self._checkpoints is not None and work.checkpoint is not None:
             from .work.checkpoint_files import CheckpointWatcher
 
@@ -314,7 +314,7 @@ class StepRunner:
 
     def _run(self, work: WorkConfig, env: dict[str, str]) -> None:
         write_whole(self._config.run_script, work.run + "\n")
-        write_rank_files(self._config, work)
+        write_rank_files(self._config, work, env)
         if work.image is not None:
             self._run_container()
             return

@@ -179,6 +179,12 @@ def is_kept() -> bool:
     return _child is not None
 
 
+def is_forked() -> bool:
+    """Return whether this process is a copy of a launcher that is kept if a node is lost
+    (`agent/work/torchrun.py`). It hears of lost connections, and the agent hears it from there."""
+    return "cavvy_torchrun" in sys.modules
+
+
 def must_end() -> bool:
     """Return whether this copy is to end, since its job replaces a node."""
     return _child is not None and bool(select.select([_child], [], [], 0)[0])

@@ -113,10 +113,13 @@ class FailureWatch:
     def _hear(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if rejoin.is_kept() and is_lost_connection(error) and not self._has_failure():
+        # whoever is told in these cases knows which node was lost: no search for a silent rank
+        is_known = (rejoin.is_kept() or rejoin.is_forked()) and is_lost_connection(error)
+        is_lost = is_known and not self._has_failure()
+        if is_lost and rejoin.is_kept():
             rejoin.leave_lost(describe(error))
         self._before(kind, error, trace)
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and not is_lost:
             self.report(error)
 
     def _has_failure(self) -> bool:

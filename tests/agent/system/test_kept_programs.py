@@ -151,4 +151,4 @@ def test_a_user_can_let_all_programs_start_again(tmp_path: Path) -> None:
     env = {"CAVVY_REJOINS": "0"}
     with make_rig(**{**make_work(tmp_path, ""), "run": run, "env": env}) as rig:
         assert rig.finish() == 0
-        assert rig.output() == "0 none\n"
+        assert rig.output() == " none\n"

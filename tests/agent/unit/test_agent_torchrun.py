@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.agent.config import AgentConfig, ConfigFields, read_work
+from cavvy.agent.documents import WorkConfig
 from cavvy.agent.work import python_start, torchrun
 from cavvy.agent.work.environment import ROOM, ROOM_SIZE, add_keeping, write_rank_files
 from cavvy.agent.work.reaper import list_children
@@ -219,6 +220,8 @@ class StandIn:
         ranks = {"NODE_RANK": "1", "NNODES": "2", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "1234"}
         agent = {"CAVVY_NOTICE": str(folder / "notice"), "CAVVY_REJOINS": "1"}
         agent |= {"CAVVY_ATTEMPT": str(attempt), ROOM: " " * ROOM_SIZE}
+        given = {name: torchrun.digest_of(value) for name, value in os.environ.items()}
+        (folder / "launchers" / torchrun.GIVEN).write_text(json.dumps(given))
         launcher = ["-m", "torch.distributed.run"]
         if script:
             (folder / "torchrun").write_text(RUN)
@@ -313,6 +316,40 @@ def test_the_agent_hears_whether_a_connection_was_lost(
     assert bool(apart["error"]) is bool(error)
     agent.say(leave={})
     assert agent.end() == (code, 1)
+
+
+# modules of PyTorch that are imported late, of which the second one starts a thread
+LATE = "import os; open(f'{FOLDER}/late-{os.getpid()}', 'w').close()"
+THREAD = (
+    "import threading, time; threading.Thread(target=time.sleep, args=[90], daemon=True).start()"
+)
+IMPORTS_LATE = """
+import json, torch.late, torch.thread
+seen = [each in launched for each in ("torch.late", "torch.thread")]
+with open(f"{folder}/new-{os.environ['RANK']}", "w") as file:
+    json.dump(seen, file)
+os.rename(file.name, f"{folder}/{os.environ['CAVVY_ATTEMPT']}-{os.environ['RANK']}")
+if os.environ["CAVVY_ATTEMPT"] == "1":
+    wait()
+"""
+
+
+def test_the_launcher_imports_what_the_ranks_have_of_torch_while_they_work(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/late.py").write_text(LATE.replace("{FOLDER}", str(tmp_path)))
+    (tmp_path / "torch/thread.py").write_text(THREAD)
+    program = f"import sys; launched = set(sys.modules)\n{IMPORTS_LATE}"
+    agent = StandIn(tmp_path, program=program)
+    agent.hear()
+    assert [agent.read(1, rank) for rank in (2, 3)] == [[False, False]] * 2
+    agent.find(f"late-{agent.process.pid}")
+    agent.say(regroup={})
+    agent.hear()
+    agent.say(stay={})
+    agent.say(rejoin={"env": {"CAVVY_ATTEMPT": "2"}})
+    assert [agent.read(2, rank) for rank in (2, 3)] == [[True, False]] * 2
+    assert agent.hear() == {"keeps": {"kept": 0}}
+    assert agent.end() == (0, 1)
 
 
 def test_a_notice_ends_the_launcher_with_its_ranks(tmp_path: Path) -> None:
@@ -587,10 +624,21 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
         config.rdzv_endpoint = f"10.0.0.7:{port}"
         whole = {name: value for name, value in {**job, **env}.items() if value is not None}
         script = words if words[:1] == ("none.py",) else (str(tmp_path / "train.py"), *words)
-        return torchrun.find_obstacle(config, python, ["-u", *script], whole)
+        return torchrun.find_obstacle(config, python, ["-u", *script], whole, whole)
 
     assert find() == ""
     return find
+
+
+def make_work_that_forks(
+    folder: Path, env: dict[str, str], repair_s: int = 60
+) -> tuple[AgentConfig, WorkConfig]:
+    saved = {"path": "saved", "storage": str(folder / "saved")}
+    basics = {"job": "x", "job_id": "1", "project": "p", "attempt": 1, "run": "true"}
+    fields = {**basics, "repair_s": repair_s, "checkpoint": saved, "env": env}
+    home = {"gang": "g", "rank": 0, "address": "", "token": "", "home": str(folder)}
+    config = AgentConfig(ConfigFields(home, "configuration"))
+    return config, read_work(ConfigFields(fields, "work"))
 
 
 def test_pytorch_starts_what_has_the_address_or_port_of_a_node(launch: Launch) -> None:
@@ -600,8 +648,19 @@ def test_pytorch_starts_what_has_the_address_or_port_of_a_node(launch: Launch) -
     for word in ("tcp://main:1234", "--port=1234", "1234"):
         assert launch(word) == "the program's arguments have the value of $MASTER_PORT"
         assert launch(MEET=word) == "$MEET has the value of $MASTER_PORT"
-    for word in ("10.0.0.81:/data", "110.0.0.8", "12345", "61234"):
+    for word in ("10.0.0.81:/data", "110.0.0.8", "12345", "61234", "/opt/10.0.0.8/bin"):
         assert launch(word, DATA=word) == ""
+
+
+def test_only_variables_that_the_commands_have_set_are_looked_at(tmp_path: Path) -> None:
+    """The agent's own name this node: the address of its tracking server, `PATH`, proxies."""
+    config, work = make_work_that_forks(tmp_path, {"CAVVY_FORK_RANKS": "1"})
+    given = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:1234", "PATH": "/opt/127.0.0.1"}
+    write_rank_files(config, work, given)
+    env = {**given, "PATH": "/opt/127.0.0.1:/bin", "MEET": "127.0.0.1"}
+    assert torchrun.list_changed(env, config.launchers_folder) == ["PATH", "MEET"]
+    assert "127.0.0.1" not in Path(config.launchers_folder, torchrun.GIVEN).read_text()
+    assert torchrun.list_changed(given, str(tmp_path / "none")) == [*given]
 
 
 def test_pytorch_starts_the_ranks_if_a_port_of_ones_own_could_change(launch: Launch) -> None:
@@ -656,20 +715,17 @@ def test_options_of_this_python_are_seen(flag: str) -> None:
         ({"CAVVY_FORK_RANKS": "1"}, True, True),
         ({"CAVVY_FORK_RANKS": "0"}, True, False),
         ({"CAVVY_REJOINS": "0", "CAVVY_FORK_RANKS": "1"}, False, False),
+        ({"CAVVY_REJOINS": "1", "CAVVY_FORK_RANKS": "1", "ALONE": ""}, False, False),
     ],
 )
 def test_ranks_are_forked_only_if_the_task_asks_for_it(
     tmp_path: Path, env: dict[str, str], keeps: bool, forks: bool
 ) -> None:
-    saved = {"path": "saved", "storage": str(tmp_path / "saved")}
-    basics = {"job": "x", "job_id": "1", "project": "p", "attempt": 1, "run": "true"}
-    fields = {**basics, "repair_s": 60, "checkpoint": saved, "env": env}
-    work = read_work(ConfigFields(fields, "work"))
-    home = {"gang": "g", "rank": 0, "address": "", "token": "", "home": str(tmp_path)}
-    config = AgentConfig(ConfigFields(home, "configuration"))
-    found = {"PYTHONPATH": "/own"}
+    # without a repair, a program that asks for it would wait in vain
+    config, work = make_work_that_forks(tmp_path, env, 0 if "ALONE" in env else 60)
+    found = {"PYTHONPATH": "/own", **env}
     add_keeping(config, work, found)
-    write_rank_files(config, work)
+    write_rank_files(config, work, found)
     folder = tmp_path / "launchers"
     assert ("CAVVY_REJOINS" in found) == keeps
     assert (ROOM in found) == folder.exists() == forks

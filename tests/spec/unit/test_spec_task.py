@@ -154,6 +154,12 @@ def test_a_task_may_choose_how_its_programs_stay_on_a_node() -> None:
     assert parse_task(text, file="x.yaml").env == {"CAVVY_REJOINS": "0", "CAVVY_FORK_RANKS": "1"}
 
 
+@pytest.mark.parametrize("name", ["CAVVY_REJOINS", "CAVVY_FORK_RANKS"])
+def test_how_its_programs_stay_is_0_or_1(name: str) -> None:
+    with pytest.raises(SpecError, match=f"{name} is 'true'"):
+        parse_task(f'name: x\nrun: "true"\nenv: {{{name}: "true"}}', file="x.yaml")
+
+
 def test_the_shortest_file() -> None:
     assert parse_task("run: x", file="/some/My Train.yaml") == TaskSpec(name="my-train", run="x")
     assert parse_task("run: x\nresources:\nenv:\nlimits:\n", file="a.yaml") == TaskSpec(

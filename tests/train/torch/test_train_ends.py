@@ -17,6 +17,7 @@ from tests.train import ranks
 from tests.train.torch.test_train_torchrun import torchrun
 from tests.waits import PATIENCE_S
 
+from cavvy.agent.work.python_start import LAUNCHER
 from cavvy.train import world
 from cavvy.train.world import SILENT, describe, is_lost_connection
 
@@ -144,6 +145,26 @@ def test_one_process_reports_its_error(tmp_path: Path, monkeypatch: pytest.Monke
     watch.close()
     monkeypatch.setattr(sys, "excepthook", before)
     assert agent.heard() == [{"rank": 0, "ranks": 1, "error": PLANTED}]
+
+
+def test_a_copy_of_a_kept_launcher_does_not_search_for_a_silent_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The launcher hears the error, and the server knows which node was lost."""
+    monkeypatch.setattr(sys, "excepthook", lambda *error: None)
+    lost = RuntimeError("[/pytorch/third_party/gloo/pair.cc:1] closed")
+    for is_forked in (True, False):
+        if is_forked:
+            monkeypatch.setitem(sys.modules, LAUNCHER, world)
+        else:
+            monkeypatch.delitem(sys.modules, LAUNCHER)
+            monkeypatch.setattr(world, "ANSWER_S", 0.1)
+        store = dist.HashStore()
+        watch = world.FailureWatch(store, 1, 2)
+        sys.excepthook(RuntimeError, lost, None)
+        assert store.check([world.SEARCH]) != is_forked
+        assert store.check([world.FIRST]) != is_forked
+        watch.close()
 
 
 def test_an_error_is_described_by_its_first_line() -> None:

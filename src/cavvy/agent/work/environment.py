@@ -253,6 +253,7 @@ def forks_ranks(work: WorkConfig) -> bool:
 def add_keeping(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> None:
     """Let the programs of the work be kept, if this is possible, and PyTorch's launchers, if the
     task asks for it."""
+    env.pop(REJOINS, None)  # what the task says about it: a program would wait in vain
     if may_keep(work):
         env[REJOINS] = "1"
     if forks_ranks(work):
@@ -264,18 +265,23 @@ def _add_launchers(config: AgentConfig, env: dict[str, str]) -> None:
     env["PYTHONPATH"] = ":".join(filter(None, (config.launchers_folder, env.get("PYTHONPATH"))))
 
 
-def write_rank_files(config: AgentConfig, work: WorkConfig) -> None:
+def write_rank_files(config: AgentConfig, work: WorkConfig, env: dict[str, str]) -> None:
     """Write the files whose paths are in the gang's variables: the list of hosts (lines `address
-    slots=N`), the program that starts MPI on these hosts, and what starts ranks for PyTorch.
+    slots=N`), the program that starts MPI on these hosts, and what starts ranks for PyTorch, with
+    digests of the variables that the work starts with.
     """
     slots = work.accelerators_per_node or 1
     write_whole(
         config.host_file, "".join(f"{address} slots={slots}\n" for address in work.addresses)
     )
     if forks_ranks(work):
+        from .torchrun import GIVEN, digest_of
+
         os.makedirs(config.launchers_folder, exist_ok=True)
         _write_program("python_start.py", f"{config.launchers_folder}/sitecustomize.py")
         _write_program("torchrun.py", f"{config.launchers_folder}/{LAUNCHER}.py")
+        given = {name: digest_of(value) for name, value in env.items()}
+        write_whole(f"{config.launchers_folder}/{GIVEN}", json.dumps(given))
     if work.nodes > 1:
         _write_program("mpi.py", config.mpi_program)
 

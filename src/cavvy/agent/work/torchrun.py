@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import gc
+import hashlib
 import io
 import json
 import os
@@ -44,6 +45,7 @@ KILL_S = 30.0  # seconds that the other ranks have to end when one has failed, a
 _LONGEST = 4096  # bytes of the description of a lost connection
 _ENDS = (signal.SIGTERM, signal.SIGINT)
 _PASSED_ON = (*_ENDS, signal.SIGUSR1)
+GIVEN = "given.json"  # the variables that the agent gave the job's commands, with digests
 ROOM = "CAVVY_RANK_ROOM"  # the agent fills it with blanks (`environment.py`)
 _PORTS = ("29500", "29400")  # what PyTorch's launchers use when they are told none
 # Variables that the agent changes, or the launcher has read; the rest names no other node.
@@ -55,6 +57,7 @@ _TOLD = {
 # With 1, PyTorch counts GPUs without using them.
 _COUNTS = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _ENV_START, _ENV_END = 47, 48  # indexes of the fields of /proc/PID/stat after the program's name
+_TRIAL_S = 60  # seconds that a copy of the launcher has to import what the ranks have imported
 _FOLDERS = ("_root_log_dir", "_run_log_dir")  # empty unless output is written there
 # What is done here of a configuration of PyTorch's launcher; the rest must be as by default.
 _DONE = {
@@ -79,6 +82,7 @@ class NodeRanks:
         self._asked = False  # whether the agent has asked the ranks to end
         self._signalled = 0  # the signal from elsewhere that has, or 0
         self._handlers: dict[int, Any] = {}
+        self._ahead = ImportsAhead()
         self._woken, self._wakes = socket.socketpair()  # the second gets a byte for each signal
         for each in (self._woken, self._wakes):
             each.setblocking(False)
@@ -111,8 +115,10 @@ class NodeRanks:
                 self._ranks[pid] = mine
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self._await_ranks()
+            self._ahead.stop()
             # ranks that save when they are asked to end may end with 0
             stays = bool(self._failed or self._asked) and not self._signalled
+            stays = stays and not self._ahead.is_spoiled
             if not stays or not self._wait_for_rejoin():
                 self._leave(self._failed)
                 return None
@@ -125,6 +131,8 @@ class NodeRanks:
         variables = self._place.name_rank(os.environ, local)
         os.environ.update(variables)
         show_variables(variables)
+        if not local:  # all ranks run the same program
+            self._ahead.note()
         if "numpy.random" in sys.modules:  # the ranks would draw the same numbers
             sys.modules["numpy.random"].seed()
 
@@ -161,8 +169,12 @@ class NodeRanks:
         while self._reap():  # first: what has already ended was not ended by what is heard now
             if self._line is not None and self._line.fileno() in ready:
                 self._hear_regroup(poll)
-            ready = [fd for fd, _ in poll.poll(KILL_S * 1000 if self._failed else None)]
-            if not ready and not (self._asked or self._signalled):
+            ending = bool(self._failed or self._asked or self._signalled)
+            wait_s = KILL_S if self._failed else None if ending else self._ahead.pause_s
+            ready = [fd for fd, _ in poll.poll(wait_s and wait_s * 1000)]
+            if not ending and (not ready or self._ahead.is_trying):
+                self._ahead.look()
+            elif not ready and not (self._asked or self._signalled):
                 self._signal(signal.SIGKILL)
             if self._woken.fileno() in ready:
                 self._woken.recv(4096)
@@ -259,6 +271,126 @@ class NodeRanks:
             sys.exit(_as_shell(code))
 
 
+class ImportsAhead:
+    """Imports here, while the ranks work, what they have imported of PyTorch, so that the ranks of
+    the next attempt have it, too. It is tried in a copy of this process first, in which a module
+    may start threads or processes, or use an accelerator: such a module is left to the ranks. So is
+    all that is no part of PyTorch, which may read a rank's variables when it is imported.
+    """
+
+    def __init__(self) -> None:
+        self.is_spoiled = False  # whether this process can no longer be copied
+        self.pause_s: float = 2  # until the next look, which grows when the ranks have started
+        self._file = os.memfd_create("cavvy imports")  # names of modules, a line each
+        self._size = 0
+        self._tried: set[str] = set()
+        self._trial: tuple[int, io.TextIOWrapper] | None = None  # process, and what it writes
+
+    @property
+    def is_trying(self) -> bool:
+        """Whether a trial runs, whose end is a signal."""
+        return self._trial is not None
+
+    def note(self) -> None:
+        """Write down what this rank imports from now on."""
+        sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Find nothing: the finders of Python do."""
+        if name.startswith("torch."):
+            with suppress(OSError):
+                os.write(self._file, name.encode() + b"\n")
+
+    def look(self) -> None:
+        """Import what the ranks have imported, if they have imported nothing since the last look:
+        then they are past their start."""
+        if self._trial is not None:
+            self._end_trial()
+            return
+        size, before = os.fstat(self._file).st_size, self._size
+        self._size = size
+        if size != before or self.is_spoiled:
+            return
+        self.pause_s = min(2 * self.pause_s, 300)
+        names = dict.fromkeys(os.pread(self._file, size, 0).decode().splitlines())
+        fresh = [each for each in names if each not in sys.modules and each not in self._tried]
+        self._tried.update(fresh)
+        if fresh:
+            self._try(fresh)
+
+    def stop(self) -> None:
+        """End a trial that runs, since this process has something else to do."""
+        if self._trial is not None:
+            (pid, line), self._trial = self._trial, None
+            line.close()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+    def _try(self, names: list[str]) -> None:
+        """Import modules in a copy, up to the first one that does more than a copy could repeat."""
+        reads, writes = os.pipe()
+        line = open(reads)  # noqa: SIM115 - until the trial ends
+        pid = os.fork()
+        if pid:
+            os.close(writes)
+            self._trial = pid, line
+            return
+        with suppress(BaseException):
+            signal.set_wakeup_fd(-1)
+            for number in (*_PASSED_ON, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            os.nice(19)
+            signal.alarm(_TRIAL_S)
+            threads, good = _count_threads(), list[str]()
+            for each in names:
+                _import(each)
+                if _count_threads() > threads or _list_children():
+                    break
+                good.append(each)
+            if not _has_used_gpu():
+                with open(writes, "w") as file:
+                    file.write("\n".join(good))
+        os._exit(0)
+
+    def _end_trial(self) -> None:
+        """Import what a trial has found good, if it has ended."""
+        assert self._trial is not None
+        pid, line = self._trial
+        if os.waitpid(pid, os.WNOHANG)[0]:
+            self._trial = None
+            with line:
+                good = line.read().split()
+            for each in good:
+                _import(each)
+            self.is_spoiled = bool(find_uncopied())
+
+
+def _import(name: str) -> None:
+    """Import a module without its warnings, which the ranks have given. What cannot be imported is
+    left to the ranks."""
+    import importlib
+    import warnings
+
+    unset = _COUNTS not in os.environ
+    os.environ.setdefault(_COUNTS, "1")
+    try:
+        with warnings.catch_warnings(), suppress(Exception):
+            warnings.simplefilter("ignore")
+            importlib.import_module(name)
+    finally:
+        if unset:
+            os.environ.pop(_COUNTS, None)
+
+
+def _count_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _list_children() -> list[str]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return file.read().split()
+
+
 @dataclasses.dataclass(frozen=True)
 class RankPlace:
     """How many ranks this node has, and what else torchrun tells a rank."""
@@ -302,7 +434,8 @@ def replace_launch(api: Any) -> None:
     def launch(config: Any, entrypoint: Any, args: list[Any], *rest: Any, **more: Any) -> Any:
         if set_here:
             os.environ.pop(_COUNTS, None)
-        why = find_obstacle(config, entrypoint, args, os.environ) or find_uncopied()
+        changed = list_changed(os.environ)
+        why = find_obstacle(config, entrypoint, args, os.environ, changed) or find_uncopied()
         if why:
             note = "cavvy: if a node is lost, the ranks of the others import PyTorch again, since"
             print(f"{note} {why}", file=sys.stderr, flush=True)
@@ -322,8 +455,26 @@ def _take_place() -> None:
             _send(line, {"keeps": {"kept": 0}})
 
 
-def find_obstacle(config: Any, entrypoint: Any, args: list[Any], env: Any) -> str:
-    """Return why PyTorch must start the ranks, or ""."""
+def list_changed(env: Any, folder: str = os.path.dirname(os.path.abspath(__file__))) -> list[str]:
+    """Return the variables that the job's commands have set or changed: those whose digests are not
+    in the file of the agent in the folder of this file (`environment.py`)."""
+    try:
+        with open(os.path.join(folder, GIVEN)) as file:
+            given = json.load(file)
+    except (OSError, ValueError):
+        given = {}
+    return [name for name, value in env.items() if given.get(name) != digest_of(value)]
+
+
+def digest_of(value: str) -> str:
+    return hashlib.sha256(os.fsencode(value)).hexdigest()
+
+
+def find_obstacle(
+    config: Any, entrypoint: Any, args: list[Any], env: Any, changed: list[str]
+) -> str:
+    """Return why PyTorch must start the ranks, or "". `changed` are the variables that the job's
+    commands have set."""
     if not {"NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"} <= env.keys():
         return "variables of the job are missing"
     for field in dataclasses.fields(config):
@@ -346,10 +497,10 @@ def find_obstacle(config: Any, entrypoint: Any, args: list[Any], env: Any) -> st
         return "the launcher's Python has options that its ranks would not have"
     if getattr(config, "numa_options", None) is not None and _find_binding() is None:
         return "the launcher has options for NUMA"
-    return _find_other_place(config, args, env)
+    return _find_other_place(config, env) or _find_stale(args, env, changed)
 
 
-def _find_other_place(config: Any, args: list[Any], env: Any) -> str:
+def _find_other_place(config: Any, env: Any) -> str:
     """Return how the launcher sees the nodes otherwise than the job, or ""."""
     if not config.min_nodes == config.max_nodes == int(env["NNODES"]):
         return "the launcher was not told the job's number of nodes"
@@ -363,23 +514,24 @@ def _find_other_place(config: Any, args: list[Any], env: Any) -> str:
         return "the launcher was told another address than $MASTER_ADDR"
     if port not in (env["MASTER_PORT"], *_PORTS):
         return "the launcher was told another port than $MASTER_PORT"
-    return _find_stale(args, env)
+    return ""
 
 
-def _find_stale(args: list[Any], env: Any) -> str:
+def _find_stale(args: list[Any], env: Any, changed: list[str]) -> str:
     """Return what of the arguments and variables a repair would change, or ""."""
     hosts = [*filter(None, env.get("CAVVY_HOSTS", "").split(","))]
+    alone = r"(?<![\w.-])(?<!\w/)"  # a folder may have the name of a node
     places = {
-        "the address of a node": [rf"(?<![\w.-]){re.escape(host)}(?!\w)" for host in hosts],
+        "the address of a node": [rf"{alone}{re.escape(host)}(?!\w)" for host in hosts],
         "the value of $MASTER_PORT": [rf"(?<!\d){re.escape(env['MASTER_PORT'])}(?!\d)"],
     }
     for what, patterns in places.items():
         found = re.compile("|".join(patterns) or r"(?!)")
         if any(found.search(str(word)) for word in args):
             return f"the program's arguments have {what}"
-        for name, value in env.items():
+        for name in changed:
             told = name in _TOLD or name.startswith(_TOLD_PREFIXES)
-            if not told and found.search(value):
+            if not told and found.search(env[name]):
                 return f"${name} has {what}"
     return ""
 
@@ -430,16 +582,20 @@ def _find_binding() -> Callable[..., Any] | None:
 
 def find_uncopied() -> str:
     """Return what a copy of this process would lack, or "". Only a copy knows of its GPUs."""
-    import torch
-
     if threading.active_count() > 1 or threading.current_thread() is not threading.main_thread():
         return "the launcher has several threads"
+    return "the launcher has used a GPU" if _has_used_gpu() else ""
+
+
+def _has_used_gpu() -> bool:
+    import torch
+
     pid = os.fork()
     if not pid:
         kinds = (getattr(torch, kind, None) for kind in ("cuda", "xpu"))
         bad = [getattr(kind, "_is_in_bad_fork", None) for kind in kinds]
         os._exit(int(any(each is not None and each() for each in bad)))
-    return "the launcher has used a GPU" if os.waitpid(pid, 0)[1] else ""
+    return bool(os.waitpid(pid, 0)[1])
 
 
 def start_ranks(config: Any, args: list[Any]) -> dict[int, Any]:

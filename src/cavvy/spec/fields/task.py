@@ -195,6 +195,9 @@ def list_excess(task: TaskSpec) -> Iterator[tuple[str, int, int]]:
 
 def _build(table: SectionReader) -> TaskSpec | None:
     env = table.get("env", {})
+    for name in _CHOICES & env.keys():
+        if env[name] not in ("0", "1"):
+            table.wrong("env", f"{name} is {shown(env[name])}", expected="0 or 1")
     for name in table.get("secrets", ()):
         if name in env:
             table.wrong(
