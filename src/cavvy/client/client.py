@@ -24,7 +24,7 @@ from cavvy.client.paths import job_path, machine_path, make_key, project_path, q
 from cavvy.client.transport import QUIET_S, ClientConnection, HttpAnswer, Patience
 
 API = 1  # major version of the routes; two different versions are incompatible
-REVISION = 106  # increases with every change to the routes
+REVISION = 107  # increases with every change to the routes
 _MOVES = 63  # the first revision in which a retry can replace resources
 _CHOOSES = 74  # the first revision in which a retry can name a checkpoint
 
@@ -591,15 +591,14 @@ class ApiClient:
     # Volumes
 
     def volumes(self, project: str) -> list[wire.VolumeView]:
-        """Return the named volumes of the server's own machine."""
+        """Return the named volumes of the server's own machine and of hosts reached by SSH."""
         return self.ask(f"{project_path(project)}/volumes", list[wire.VolumeView])
 
-    def delete_volume(self, project: str, name: str) -> None:
-        """Delete a named volume of the server's own machine with its files. Raises ApiError
-        `volume-not-found`, `volume-in-use`."""
-        self.call(
-            "DELETE", f"{project_path(project)}/volumes/{segment('volume', name)}", retry=False
-        )
+    def delete_volume(self, project: str, name: str, provider: str = "") -> None:
+        """Delete a named volume with its files; if several providers have one of this name, state
+        which. Raises ApiError `volume-not-found`, `volume-in-use`."""
+        target = f"{project_path(project)}/volumes/{segment('volume', name)}"
+        self.call("DELETE", target + query(provider=provider or None), retry=False)
 
     # Recipes
 

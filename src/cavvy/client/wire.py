@@ -722,14 +722,17 @@ class SecretList(Answer, frozen=True, kw_only=True):
 
 
 class VolumeView(Answer, frozen=True, kw_only=True):
-    """A named volume that is a folder of the server's machine: how many files it has, and how many
-    bytes of the disk they take. `changed_at` is the time of the newest of them."""
+    """A named volume that is a folder of the server's machine, or of the `host` of a provider: how
+    many files it has, and how many bytes of the disk they take. `changed_at` is the time of the
+    newest of them. `problem` is why the host cannot tell them; they are then null."""
 
     name: str
     provider: str
-    files: int
-    size_bytes: int
-    changed_at: datetime
+    host: str = ""
+    files: int | None = None
+    size_bytes: int | None = None
+    changed_at: datetime | None = None
+    problem: str = ""
 
 
 class BlobsAsk(Ask, frozen=True, kw_only=True):

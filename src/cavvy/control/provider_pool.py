@@ -366,20 +366,34 @@ class ProviderPool:
         return () if holder is None else await self._call(name, holder.kept_volumes())
 
     async def folders(self, project: str) -> Mapping[str, Sequence[VolumeFolder]]:
-        """Return a project's volumes that are folders of this machine, by provider. Raises
-        TryAgain."""
+        """Return a project's volumes that are folders of this machine or of own hosts, by provider.
+        Raises TryAgain."""
         return {
             name: await self._call(name, keeper.folders(project))
             for name, keeper in self._find_keepers()
         }
 
-    async def remove_folder(self, project: str, name: str) -> bool:
-        """Remove such a volume. Return whether there was one. Raises TryAgain, Refused."""
+    async def remove_folder(self, project: str, name: str, provider: str = "") -> bool:
+        """Remove such a volume, of the provider if there are several of this name. Return whether
+        there was one. Raises TryAgain, Refused."""
+        keepers = dict(self._find_keepers())
+        having = [each for each in keepers if provider in ("", each)]
+        if len(having) > 1:
+            having = [each for each in having if await self._has_volume(each, project, name)]
+        if len(having) > 1:
+            raise Refused(
+                f"{' and '.join(having)} each have a volume {name}; name the provider whose volume "
+                "is to be removed"
+            )
         removed = [
-            await self._call(provider, keeper.remove_folder(project, name))
-            for provider, keeper in self._find_keepers()
+            await self._call(each, keepers[each].remove_folder(project, name)) for each in having
         ]
         return any(removed)
+
+    async def _has_volume(self, account: str, project: str, name: str) -> bool:
+        holder = ability(self._provider(account), HOLDS_VOLUMES)
+        found = () if holder is None else await self._call(account, holder.volumes())
+        return any(name in each.names and each.project == project for each in found)
 
     def _find_keepers(self) -> list[tuple[str, KeepsFolders]]:
         found = ((name, ability(each, KEEPS_FOLDERS)) for name, each in self.providers.items())

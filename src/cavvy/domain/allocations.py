@@ -107,6 +107,8 @@ class VolumeLocation(Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     region: str
     zone: str | None = None  # None if every zone of the region can mount the volume
+    project: str = ""  # the only project whose tasks may use it; "" if those of all projects may
+    problem: str = ""  # why no node can use it now, and what to do
 
 
 class SilentPlace(NamedTuple):

@@ -31,13 +31,17 @@ class KeptVolume(Struct, frozen=True, kw_only=True):
 
 
 class VolumeFolder(Struct, frozen=True, kw_only=True):
-    """A named volume that is a folder of this machine: how many files it has, and how many bytes
-    of the disk they take."""
+    """A named volume that is a folder of this machine or of an own host: how many files it has, and
+    how many bytes of the disk they take. If the host does not answer, `problem` is the reason, and
+    the sizes are None.
+    """
 
     name: str
-    files: int
-    size_bytes: int
-    changed_at: datetime  # the newest of its files
+    host: str = ""  # "" on this machine
+    files: int | None = None
+    size_bytes: int | None = None
+    changed_at: datetime | None = None  # the newest of its files
+    problem: str = ""
 
 
 class VolumeTerms(Struct, frozen=True, kw_only=True):

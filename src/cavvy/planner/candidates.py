@@ -25,6 +25,7 @@ from cavvy.planner.objections import (
     explain_misplaced,
     explain_policy,
     explain_unsuitable,
+    say_bound,
 )
 from cavvy.planner.placements import PlacementPlan, PlanningContext
 from cavvy.planner.rank import order_of, order_offers
@@ -127,6 +128,7 @@ class Candidates(Struct, frozen=True, kw_only=True):
     reason: str = ""
     hopeless: bool = False
     unusable: bool = False
+    bound: str = ""  # which hosts the task's volumes bind it to, for the reason of a wait
     again_at: datetime | None = None  # when a failed offer may be tried again
     plan_state: PlanState | None = None  # the decision of the deadline policy, if it made one
 
@@ -170,7 +172,10 @@ def find_candidates(
         return _hopeless(job.task, market, _say(job.task, matches, ranked))
     fine = [each for each in best if not job.avoid or job.avoid.get(each.key, now) <= now]
     if fine:
-        return Candidates(offers=(*fine[:_MANY], *(each for each in fine[_MANY:] if each.shared)))
+        return Candidates(
+            offers=(*fine[:_MANY], *(each for each in fine[_MANY:] if each.shared)),
+            bound=say_bound(job.task, fine, market.volumes),
+        )
     again_at = min(job.avoid[each.key] for each in best)
     why = job.setback or "every offer that fits failed recently"
     if again_at - now > _LONG:
@@ -480,6 +485,7 @@ def merge_candidates(placed: Sequence[tuple[JobRecord, Candidates]]) -> Candidat
     return Candidates(
         offers=offers,
         reason=join_reasons([each.reason for each in waiting]),
+        bound=join_reasons([each.bound for each in found]),
         hopeless=all(each.hopeless for each in found),
         unusable=not offers and any(each.unusable for _, each in stuck),
         again_at=min((each.again_at for each in found if each.again_at is not None), default=None),

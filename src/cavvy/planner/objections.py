@@ -103,19 +103,23 @@ def explain_misplaced(
     otherwise create a volume that already exists elsewhere. `unlisted` are the providers that have
     volumes and never report them, and `makers` those that make a volume although the task states no
     size, which says that it exists: their offers are rejected if another provider that the task may
-    use has it, or may have it.
+    use has it, or may have it. Volumes of other projects do not count.
     """
     bound: set[str | None] = set()  # the zones that have all volumes that were checked so far
     first = ""
+    volumes = [each for each in volumes if each.project in ("", task.project)]
     own = [each for each in volumes if each.provider == offer.provider]
     for volume in [v for v in task.volumes if v.kind is VolumeKind.NAMED and v.keep]:
         name = volume.source
         if offer.provider in blind:
             return Objection("volumes", f"the location of {name} is currently unknown")
         known = [each for each in own if name in each.names]
-        if not known and volume.size_gib is None and offer.provider in makers:
+        if volume.size_gib is None and offer.provider in makers:
             having = {each.provider for each in volumes if name in each.names}
-            if doubt := _explain_made(task, offer, name, having, blind, unlisted):
+            if known:
+                if doubt := _explain_twice(task, name, having):
+                    return doubt
+            elif doubt := _explain_made(task, offer, name, having, blind, unlisted):
                 return doubt
         if away := _explain_elsewhere(offer, name, known):
             return away
@@ -130,6 +134,20 @@ def explain_misplaced(
             )
         bound, first = (bound & zones if bound else zones), first or name
     return None
+
+
+def _explain_twice(task: TaskSpec, name: str, having: Collection[str]) -> Objection | None:
+    """Return why the task must state which of the volumes of one name it means, or None if the
+    providers that it may use have only one."""
+    named = list_sellers(task.resources.providers)
+    found = sorted(each for each in having if not named or each in named)
+    if len(found) < 2:
+        return None
+    return Objection(
+        "volumes",
+        f"{' and '.join(found)} each have a volume {name}; name one of them in "
+        "`resources.providers`",
+    )
 
 
 def _explain_made(
@@ -164,11 +182,31 @@ def _explain_made(
     return None
 
 
+def say_bound(task: TaskSpec, offers: Sequence[Offer], volumes: Sequence[VolumeLocation]) -> str:
+    """Return which hosts the task's volumes bind it to, such as "only h1 has the volume models";
+    "" if it has no volume that is on one of the offers' hosts."""
+    hosts = {(each.provider, each.zone) for each in offers if each.shared and each.zone}
+    if not hosts:
+        return ""
+    names = [each.source for each in task.volumes if each.kind is VolumeKind.NAMED and each.keep]
+    told = [
+        f"only {each.zone} has the volume {name}"
+        for name in names
+        for each in volumes
+        if name in each.names
+        and each.project in ("", task.project)
+        and (each.provider, each.zone) in hosts
+    ]
+    return " and ".join(dict.fromkeys(told))
+
+
 def _explain_elsewhere(
     offer: Offer, name: str, known: Sequence[VolumeLocation]
 ) -> Objection | None:
     if not known or any(_within(offer, each) for each in known):
         return None
+    if problem := next((each.problem for each in known if each.problem), ""):
+        return Objection("volumes", f"{name} is on {problem}")
     where = ", ".join(dict.fromkeys(each.zone or each.region for each in known))
     return Objection("volumes", f"{name} is in {where} and can be used only there")
 

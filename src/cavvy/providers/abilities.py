@@ -49,14 +49,15 @@ class BillsVolumes(Protocol):
 
 
 class KeepsFolders(Protocol):
-    """A provider whose named volumes are folders of this machine, one for each project and name."""
+    """A provider whose named volumes are folders of this machine or of own hosts, one for each
+    project and name."""
 
     async def folders(self, project: str) -> Sequence[VolumeFolder]:
         """Return the volumes of a project."""
 
     async def remove_folder(self, project: str, name: str) -> bool:
         """Remove a volume that no job uses, with its files. Return whether it was there. Raises
-        Refused if the system does not permit it."""
+        Refused if the system does not permit it, and TryAgain if its host does not answer."""
 
 
 class HasParts(Protocol):
@@ -306,7 +307,7 @@ BILLS_VOLUMES: Ability[BillsVolumes] = Ability(
 KEEPS_FOLDERS: Ability[KeepsFolders] = Ability(
     name="keeps folders",
     methods=("folders", "remove_folder"),
-    purpose="Named volumes are folders of this machine: `cavvy state list` and "
+    purpose="Named volumes are folders of this machine or of own hosts: `cavvy state list` and "
     "`cavvy state rm volume NAME` list and remove them.",
 )
 HAS_PARTS: Ability[HasParts] = Ability(

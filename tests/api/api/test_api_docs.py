@@ -17,7 +17,7 @@ from cavvy.client import REVISION
 from cavvy.client.errors import FOR_PROGRAMS
 
 # the revision of the routes, and the digest of what it has
-ROUTES = (106, "a643ef2c7230546a")
+ROUTES = (107, "cd84943b88819f22")
 ROOT = Path(__file__).resolve().parents[3]
 
 

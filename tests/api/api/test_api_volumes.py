@@ -86,3 +86,26 @@ async def test_names_that_are_no_volumes_are_refused(api: Api, home: Path) -> No
     for name in (".models", "-", "a" * 254, "%2e%2e", "models%2f..%2f..%2f"):
         assert (await api.http.delete(f"{BASE}/{name}")).status_code in (404, 422)
     assert (home / "volumes/default/models/weights").exists()
+
+
+class Elsewhere(LocalProvider):
+    """Another provider with volumes that are folders."""
+
+
+async def test_of_two_volumes_of_one_name_the_provider_says_which_is_removed(
+    api: Api, home: Path, tmp_path: Path
+) -> None:
+    context = ProviderContext(
+        installation="here", home=tmp_path / "other", now=lambda: datetime.now(UTC)
+    )
+    other = Elsewhere(MANIFEST, context, this_machine(tmp_path / "other"))
+    pool = api.app_state.control_plane.pool
+    pool.providers = {**pool.providers, "there": other}
+    (tmp_path / "other/volumes/default/models").mkdir(parents=True)
+    answer = await api.http.delete(f"{BASE}/models")
+    assert code(answer) == (409, "conflict")
+    assert "local and there each have a volume models" in answer.text
+    assert (await api.http.delete(f"{BASE}/models?provider=there")).status_code == 204
+    assert code(await api.http.delete(f"{BASE}/models?provider=there")) == (404, "volume-not-found")
+    assert (home / "volumes/default/models/weights").exists()
+    assert (await api.http.delete(f"{BASE}/models")).status_code == 204

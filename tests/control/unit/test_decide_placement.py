@@ -32,6 +32,7 @@ from cavvy.control.decide.queue import (
     note_arrival,
 )
 from cavvy.domain.accounts import Project
+from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.credentials import CredentialBook
 from cavvy.domain.jobs import JobPhase, JobRecord, PlanState
 from cavvy.domain.offers import Offer, Purchase
@@ -44,6 +45,8 @@ from cavvy.domain.tasks import (
     RetryPolicy,
     SpotPolicy,
     TaskSpec,
+    Volume,
+    VolumeKind,
 )
 from cavvy.domain.units import HourlyRate, Money
 from cavvy.domain.values import replace
@@ -395,3 +398,31 @@ def test_spot_that_the_job_may_use_is_an_offer_like_others() -> None:
     spot = replace(NEAR, purchase=Purchase.SPOT, rate=HourlyRate(3))
     asked = replace(JOB, task=replace(TASK, resources=ResourceSpec(spot=SpotPolicy.AUTO)))
     assert spot in ask(asked, NEAR, spot).offers
+
+
+def test_jobs_of_two_projects_with_one_task_find_their_own_volumes() -> None:
+    near, far = replace(NEAR, zone="h1", shared=True), replace(NEAR, zone="h2", shared=True)
+    volume = Volume(kind=VolumeKind.NAMED, source="models", path="/cache")
+    jobs = [
+        replace(JOB, project=name, task=replace(TASK, project=name, volumes=(volume,)))
+        for name in ("a", "b")
+    ]
+    places = [
+        VolumeLocation(provider="p", names=("models",), region="r", zone=zone, project=project)
+        for project, zone in (("a", "h1"), ("b", "h2"))
+    ]
+    hosts = [Host(name=f"p/{zone}", cpus=4, memory_mib=8192, group="p/r") for zone in ("h1", "h2")]
+    market = MarketSnapshot(
+        market=OfferedMarket(offers=[near, far], hosts=hosts, volumes=places, makers={"p"}),
+        as_of=NOW,
+    )
+    found = [find_placement(each, market, no_objections, PlanningContext(), NOW) for each in jobs]
+    assert [each.offers for each in found] == [(near,), (far,)]
+    assert found[1].bound == "only h2 has the volume models"
+    full = QueueCapacity(hosts=[replace(each, ready=False, problem="cut") for each in hosts])
+    turn = [(jobs[1], found[1])]
+    waits = decide_turn(
+        jobs[1], turn, rank_candidates(turn), JobScheduler(full), lambda *_: "g", NOW
+    )
+    assert isinstance(waits, QueueWait)
+    assert waits.wait.reason.endswith("; only h2 has the volume models")

@@ -7,7 +7,7 @@ from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import ResourceSpec, TaskSpec, Volume, VolumeKind
 from cavvy.domain.units import HourlyRate
 from cavvy.domain.values import replace
-from cavvy.planner.objections import explain_misplaced
+from cavvy.planner.objections import explain_misplaced, say_bound
 
 
 def offer(region: str = "r1", zone: str | None = None) -> Offer:
@@ -116,3 +116,32 @@ def test_a_volume_that_a_silent_provider_may_have_is_not_made_elsewhere(
     assert explain_misplaced(named, offer(), [], {"other"}) is None, "nothing is made"
     here = [place("a", None)]
     assert explain_misplaced(named, offer(), here, {"other"}, makers={"cloud"}) is None
+
+
+def test_a_volume_of_another_project_is_none() -> None:
+    elsewhere = replace(place("a", "r1a"), project="p")
+    named = replace(task("a"), project="p")
+    assert explain_misplaced(named, offer(zone="r1b"), [elsewhere]) is not None
+    assert explain_misplaced(replace(named, project="q"), offer(zone="r1b"), [elsewhere]) is None
+
+
+def test_of_two_providers_that_make_volumes_and_have_one_of_a_name_the_task_names_one() -> None:
+    both = [place("a", None), replace(place("a", "h1"), provider="other")]
+    objection = explain_misplaced(task("a"), offer(), both, makers={"cloud", "other"})
+    assert objection is not None
+    assert objection.reason == (
+        "cloud and other each have a volume a; name one of them in `resources.providers`"
+    )
+    here = replace(task("a"), resources=ResourceSpec(providers=("cloud",)))
+    assert explain_misplaced(here, offer(), both, makers={"cloud", "other"}) is None
+
+
+def test_a_wait_tells_which_host_has_the_volume_and_a_lost_host_what_to_do() -> None:
+    mine = replace(offer(zone="h1"), shared=True)
+    known = [place("a", "h1"), replace(place("b", "h1"), project="other")]
+    assert say_bound(task("a", "b"), [mine], known) == "only h1 has the volume a"
+    assert say_bound(task("a"), [offer(zone="h1")], known) == "", "a cloud's zone"
+    lost = [replace(place("a", "h2"), problem="h2, which is gone: list it")]
+    objection = explain_misplaced(task("a"), mine, lost)
+    assert objection is not None
+    assert objection.reason == "a is on h2, which is gone: list it"

@@ -1,8 +1,8 @@
-"""Routes to list and delete the named volumes of the server's own machine."""
+"""Routes to list and delete the named volumes of the server's own machine and of own hosts."""
 
 from typing import Annotated
 
-from fastapi import Path
+from fastapi import Path, Query
 from starlette.requests import Request
 
 from cavvy.api.app_state import AppState
@@ -26,12 +26,15 @@ _USING = (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.STOPPING)
 
 @router.get("", rule=in_path(Permission.VIEW), when={TryAgain: "conflict"})
 async def list_volumes(app_state: AppState, project: ProjectPath) -> list[wire.VolumeView]:
-    """List the named volumes of a project on the server's machine, with their sizes."""
+    """List the named volumes of a project on the server's machine and on hosts reached by SSH, with
+    their sizes."""
     found = await app_state.control_plane.pool.folders(project)
     return [
         wire.VolumeView(
             name=each.name,
             provider=provider,
+            host=each.host,
+            problem=each.problem,
             files=each.files,
             size_bytes=each.size_bytes,
             changed_at=each.changed_at,
@@ -48,16 +51,20 @@ async def list_volumes(app_state: AppState, project: ProjectPath) -> list[wire.V
     when={Refused: "conflict", TryAgain: "conflict"},
 )
 async def delete_volume(
-    request: Request, app_state: AppState, project: ProjectPath, name: NamePath
+    request: Request,
+    app_state: AppState,
+    project: ProjectPath,
+    name: NamePath,
+    provider: Annotated[str, Query(max_length=64)] = "",
 ) -> None:
-    """Delete a named volume of the server's machine with its files."""
+    """Delete a named volume of the server's machine, or of a host, with its files. If several
+    providers have a volume of this name, `provider` is required."""
     if user := await _find_user(app_state, project, name):
         raise ApiProblem("volume-in-use", f"the job {user} uses the volume {name}")
     note_change(request, before={"volume": name}, after=None)
-    if not await app_state.control_plane.pool.remove_folder(project, name):
-        raise ApiProblem(
-            "volume-not-found", f"project {project} has no volume {name} on the server's machine"
-        )
+    if not await app_state.control_plane.pool.remove_folder(project, name, provider):
+        places = f"at {provider}" if provider else "on the server's machine or its hosts"
+        raise ApiProblem("volume-not-found", f"project {project} has no volume {name} {places}")
 
 
 async def _find_user(app_state: AppState, project: str, name: str) -> str:

@@ -20,9 +20,9 @@ class FunctionVolume:
     """Files that outlive jobs, at a path of `volumes`: `{"/cache": cavvy.Volume("models")}`.
 
     `Volume("models")` is a volume of the provider, such as a cloud disk or a claim of a cluster,
-    which is made with `size` if it does not exist; on this machine, it is a folder, which is made
-    without it, too. `Volume.folder`, `nfs` and `bucket` are folders of the node, exports and
-    buckets; hosts by SSH have only these.
+    which is made with `size` if it does not exist; on this machine, and on one of the hosts by SSH,
+    it is a folder, which is made without it, too. `Volume.folder`, `nfs` and `bucket` are folders
+    of the node, exports and buckets.
     """
 
     name: str

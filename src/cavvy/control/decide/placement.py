@@ -163,7 +163,8 @@ def _find_key(
 def find_needs(job: JobRecord, snapshot: MarketSnapshot, objections: Objections) -> bytes:
     """Return what jobs share that would get the same offers, if their policies and limits, their
     progress and their users' consent are the same."""
-    task = replace(job.task, **FREE_FIELDS)
+    own = {"project": job.project} if job.task.volumes else {}  # which are of one project
+    task = replace(job.task, **{**FREE_FIELDS, **own})
     verdicts = [objections(job.task, account) for account in snapshot.list_accounts(job)]
     return encode((task, verdicts))
 

@@ -92,11 +92,18 @@ def decide_turn(
             line_up(wish, offers, name_gang, now, reserved) for wish, offers in ranked
         ]
         decision = scheduler.decide(first, *others)
+        if isinstance(decision, JobWait):
+            decision = _add_bound(decision, candidates)
     if isinstance(decision, JobWait):
         plan, again_at = candidates.plan_state, candidates.again_at
         return QueueWait(wait=decision, plan=plan, again_at=again_at)
     chosen = next(each for wish, each in found if wish is decision.job)
     return Start(place=decision, candidates=chosen)
+
+
+def _add_bound(wait: JobWait, candidates: Candidates) -> JobWait:
+    """Add to the reason of a wait that only some hosts have the job's volumes."""
+    return replace(wait, reason=f"{wait.reason}; {candidates.bound}") if candidates.bound else wait
 
 
 class GroupTurn(Struct, frozen=True, kw_only=True):
@@ -128,7 +135,8 @@ def decide_group(
     decided = list[Start | QueueWait]()
     for turn, decision in zip(turns, scheduler.decide_all(lines), strict=True):
         if isinstance(decision, JobWait):
-            decided.append(QueueWait(wait=decision))
+            wait = _add_bound(decision, merge_candidates(turn.found))
+            decided.append(QueueWait(wait=wait))
         else:
             chosen = next(each for wish, each in turn.found if wish is decision.job)
             decided.append(Start(place=decision, candidates=chosen))

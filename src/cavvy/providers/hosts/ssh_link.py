@@ -61,6 +61,16 @@ class LinkedHost(Protocol):
 _H = TypeVar("_H", bound=LinkedHost)
 
 
+class CountedVolume(Struct, frozen=True, kw_only=True):
+    """A named volume, as its host reports it. `changed_at` is in seconds since the epoch, on the
+    host's clock."""
+
+    name: str
+    files: int
+    size_bytes: int
+    changed_at: float
+
+
 class SshRoute(Struct, frozen=True, kw_only=True):
     """The address, the port and the jump hosts to which `ssh` resolves a name."""
 
@@ -173,6 +183,13 @@ class SshLink(Generic[_H]):
         setup = await self.connect()
         out = await self._run([*setup.supervisor, "facts", setup.root])
         return msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=SupervisorFacts)
+
+    async def count_volumes(self, project: str) -> Sequence[CountedVolume]:
+        """Count the files of a project's named volumes. The call takes as long as the host takes to
+        read all their folders. Raises the same errors as `ask`."""
+        setup = await self.connect()
+        out = await self._run([*setup.supervisor, "volumes", setup.root, project])
+        return msgspec.json.decode(out.strip().rpartition(b"\n")[2], type=list[CountedVolume])
 
     async def reaches(self, address: str, port: int) -> bool:
         """Check from this host whether the SSH port of another host answers. An answer shows that

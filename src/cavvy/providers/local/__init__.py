@@ -8,6 +8,7 @@ from datetime import timedelta
 from cavvy.providers.abilities import (
     CHECKS_TASKS,
     CLOSEABLE,
+    HOLDS_VOLUMES,
     KEEPS_FOLDERS,
     REPLACES_NODES,
     SHARES_HOSTS,
@@ -38,6 +39,7 @@ MANIFEST = Manifest(
     abilities=(
         SHARES_HOSTS,
         SIGNALS_CHANGES,
+        HOLDS_VOLUMES,
         KEEPS_FOLDERS,
         CHECKS_TASKS,
         WHO_AM_I,

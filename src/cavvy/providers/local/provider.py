@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cavvy.domain.allocations import Host
+from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec, VolumeKind
 from cavvy.domain.units import HourlyRate, format_memory, parse_rate
@@ -37,7 +37,7 @@ from cavvy.providers.hosts.machine import ThisMachine, discover, this_machine
 from cavvy.providers.hosts.models import say_models
 from cavvy.providers.hosts.supervisor.facts import find_user
 from cavvy.providers.local.offers import list_offers, make_host
-from cavvy.providers.local.volumes import list_folders, remove_folder
+from cavvy.providers.local.volumes import list_folders, list_names, remove_folder
 
 if TYPE_CHECKING:
     from cavvy.agent.documents import AgentConfigFile
@@ -204,6 +204,16 @@ class LocalProvider:
 
     async def changed(self) -> str:
         return await self._gangs.changed()
+
+    async def volumes(self) -> Sequence[VolumeLocation]:
+        region = (await self._discovered()).hostname
+        found = await asyncio.to_thread(list_names, self._home)
+        return [
+            VolumeLocation(
+                provider=self.manifest.name, names=(name,), region=region, project=project
+            )
+            for project, name in found
+        ]
 
     async def folders(self, project: str) -> Sequence[VolumeFolder]:
         return await asyncio.to_thread(list_folders, self._home, project)

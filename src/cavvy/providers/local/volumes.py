@@ -16,15 +16,26 @@ _REMOVED = ".removed-"  # no volume has a name that begins with a dot
 _ongoing = set[Path]()  # what this process removes now, which no other removal touches
 
 
+def list_names(home: Path) -> Sequence[tuple[str, str]]:
+    """Return the project and the name of each volume."""
+    top = str(home / "volumes")
+    return [(project, name) for project in _list(top) for name in _list(f"{top}/{project}")]
+
+
 def list_folders(home: Path, project: str) -> Sequence[VolumeFolder]:
     """Return the volumes of a project with their sizes, by name."""
-    above = home / "volumes" / project
-    if not above.is_dir():
+    above = str(home / "volumes" / project)
+    return [_count(f"{above}/{name}") for name in _list(above)]
+
+
+def _list(above: str) -> Sequence[str]:
+    """Return the names of the folders that are no leftovers of removals."""
+    try:
+        with os.scandir(above) as entries:
+            found = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
+    except (FileNotFoundError, NotADirectoryError):
         return ()
-    with os.scandir(above) as entries:
-        found = [each for each in entries if each.is_dir(follow_symlinks=False)]
-    listed = [_count(each.path) for each in found if not each.name.startswith(".")]
-    return sorted(listed, key=lambda each: each.name)
+    return sorted(each for each in found if not each.startswith("."))
 
 
 def remove_folder(home: Path, project: str, name: str) -> bool:

@@ -7,6 +7,8 @@ from cavvy.providers.abilities import (
     CHECKS_TASKS,
     CLOSEABLE,
     HAS_PARTS,
+    HOLDS_VOLUMES,
+    KEEPS_FOLDERS,
     RELAYS_AGENTS,
     REPLACES_NODES,
     SHARES_HOSTS,
@@ -19,8 +21,6 @@ from cavvy.providers.settings import isolation_setting, lost_setting, price_sett
 UNSUPPORTED: Mapping[Feature, str] = {
     Feature.SPOT: "your own hosts have no cheaper preemptible capacity, so there are no spot "
     "offers",
-    Feature.VOLUMES: "hosts have no named volumes to attach; use a `host` folder or an `nfs` "
-    "export",
     Feature.NETWORK: "Cavvy neither measures nor configures the network between your hosts",
     Feature.DISK: "jobs share the disk that holds Cavvy's folder on a host; the type of the disk "
     "cannot be chosen",
@@ -40,6 +40,8 @@ MANIFEST = Manifest(
     abilities=(
         HAS_PARTS,
         SHARES_HOSTS,
+        HOLDS_VOLUMES,
+        KEEPS_FOLDERS,
         SIGNALS_CHANGES,
         RELAYS_AGENTS,
         CHECKS_TASKS,
@@ -47,6 +49,7 @@ MANIFEST = Manifest(
         REPLACES_NODES,
         CLOSEABLE,
     ),
+    makes_volumes=True,
     visibility_delay=timedelta(0),
     docs="docs/guides/ssh-hosts.md",
     settings=(

@@ -12,18 +12,19 @@ requirements also apply to jump hosts.
 import asyncio
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
 
 import msgspec
 
-from cavvy.domain.allocations import Host
+from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Objection, TaskSpec
+from cavvy.domain.tasks import Objection, TaskSpec, VolumeKind
 from cavvy.domain.values import Struct
+from cavvy.domain.volumes import VolumeFolder
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -46,10 +47,12 @@ from cavvy.providers.hosts.connection import (
 )
 from cavvy.providers.hosts.fleet.gangs import HostFleet
 from cavvy.providers.hosts.fleet.host_link import HostSetup
+from cavvy.providers.hosts.fleet.launch_ledger import HostVolume
 from cavvy.providers.hosts.fleet.machines import SupervisorFacts, list_offers
 from cavvy.providers.hosts.fleet.placing import AgentRoute
+from cavvy.providers.hosts.fleet.volumes import SPREAD
 from cavvy.providers.hosts.records import read, write
-from cavvy.providers.hosts.ssh_link import LinkDependencies, SshLink, SshRoute
+from cavvy.providers.hosts.ssh_link import CountedVolume, LinkDependencies, SshLink, SshRoute
 from cavvy.providers.ssh.inventory import InventoryHost, read_inventory
 
 # how long a host's facts are cached: devices change rarely, and drivers answer slowly
@@ -102,6 +105,34 @@ class SshProvider:
         await self._learn(_HOSTS_WAIT_S)
         return await self._fleet.list_hosts()
 
+    async def volumes(self) -> Sequence[VolumeLocation]:
+        self._follow()
+        return await self._fleet.volumes.list_locations()
+
+    async def folders(self, project: str) -> Sequence[VolumeFolder]:
+        self._follow()
+        records = await self._fleet.volumes.list_of(project)
+        hosts = list(dict.fromkeys(each.host for each in records))
+        counts = await asyncio.gather(*(self._count(host, project) for host in hosts))
+        counted = dict(zip(hosts, counts, strict=True))
+        return [_view_volume(each, counted[each.host]) for each in records]
+
+    async def _count(self, host: str, project: str) -> Mapping[str, CountedVolume] | str:
+        """Return the volumes of a project on a host by name, or why they cannot be counted."""
+        link = self._links.get(host)
+        if link is None:
+            return f"{host} is no longer in the inventory"
+        if not link.up:
+            return _silence(link)
+        try:
+            return {each.name: each for each in await link.count_volumes(project)}
+        except (ProviderError, OSError, msgspec.MsgspecError) as error:
+            return str(error) or f"{host} did not answer in time"
+
+    async def remove_folder(self, project: str, name: str) -> bool:
+        self._follow()
+        return await self._fleet.volumes.remove(project, name)
+
     async def launch(self, gang: GangSpec) -> None:
         await self._learn(_FIRST_WAIT_S)
         await self._fleet.launch(gang)
@@ -141,6 +172,12 @@ class SshProvider:
             self._fleet.patient = True
 
     def check(self, task: TaskSpec) -> Sequence[Objection]:
+        named = [each for each in task.volumes if each.kind is VolumeKind.NAMED]
+        if named and task.nodes > 1:
+            return [Objection("volumes", SPREAD)]
+        if any(each.type for each in named):
+            reason = "named volumes of hosts are folders, which have no `type`; leave it out"
+            return [Objection("volumes", reason)]
         wanted = task.image is not None or task.image_build is not None
         if wanted and self._known and not any(each.facts.engine for each in self._known.values()):
             return [
@@ -316,6 +353,22 @@ class SshProvider:
             self._fleet.announce(host)
         else:
             self._fleet.changes.put(gang)
+
+
+def _view_volume(volume: HostVolume, counted: Mapping[str, CountedVolume] | str) -> VolumeFolder:
+    """Return a volume with its size, or with the reason why its size is unknown."""
+    if isinstance(counted, str):
+        return VolumeFolder(name=volume.volume, host=volume.host, problem=counted)
+    found = counted.get(volume.volume)
+    if found is None:  # a job that starts now makes it
+        return VolumeFolder(name=volume.volume, host=volume.host, files=0, size_bytes=0)
+    return VolumeFolder(
+        name=volume.volume,
+        host=volume.host,
+        files=found.files,
+        size_bytes=found.size_bytes,
+        changed_at=datetime.fromtimestamp(int(found.changed_at), UTC),
+    )
 
 
 def _silence(link: SshLink[InventoryHost]) -> str:

@@ -19,7 +19,7 @@ from tests.waits import patience
 from cavvy.agent.bundle import make_archive
 from cavvy.domain.allocations import Allocation
 from cavvy.domain.offers import Offer
-from cavvy.domain.tasks import Scalar
+from cavvy.domain.tasks import Scalar, Volume, VolumeKind
 from cavvy.domain.values import replace
 from cavvy.providers import ssh
 from cavvy.providers.base import (
@@ -430,3 +430,50 @@ async def _on_bare(around: Around, bare: LabHost) -> None:
         (folder / "finish").touch()
         (seen,) = await until(provider, "rm-0-bare", is_ended)
         assert seen.exit_code == 0
+
+
+def test_a_volume_is_known_again_after_the_supervisor_and_the_database_are_lost(
+    around: Around,
+) -> None:
+    async def scenario() -> None:
+        host = around.lab.hosts[1]
+        volume = Volume(kind=VolumeKind.NAMED, source="models", path="/cache")
+
+        async def where(provider: SshProvider) -> list[tuple[str, str | None, str]]:
+            await provider.offers()
+            return [(each.names[0], each.zone, each.project) for each in await provider.volumes()]
+
+        async with around.provider() as provider:
+            offer = await offer_of(provider, "h2")
+            gang = replace(spec(offer, "rm-0-volume", hosts=("h2",)), volumes=[volume])
+            await provider.launch(gang)
+            (path,) = host.file("~/.cavvy-agent").glob("*/h2/volumes/p/models")
+            host.run("pkill -9 -f '[s]upervisor serve'")
+            assert await where(provider) == [("models", "h2", "p")]
+            elsewhere = await offer_of(provider, "h1")
+            second = replace(spec(elsewhere, "rm-0-second", hosts=("h1",)), volumes=[volume])
+            with pytest.raises(NoCapacity, match="the volume models is on h2"):
+                await provider.launch(second)
+            spread = replace(
+                spec(await offer_of(provider, None), "rm-0-spread", hosts=("h1", "h2")),
+                volumes=[volume],
+            )
+            with pytest.raises(Refused, match="each node of a gang gets its own host"):
+                await provider.launch(spread)
+            async with patience():
+                while list(host.file("~/.cavvy-agent").glob("*/h2/agents/rm-0-volume")):
+                    with suppress(TryAgain):  # until the host is connected again
+                        await provider.remove("rm-0-volume")
+                        await provider.gangs("rm-0-volume")
+                    await asyncio.sleep(0.05)
+        around.states.clear()
+        async with around.provider() as provider:
+            assert await where(provider) == [("models", "h2", "p")]
+            (found,) = await provider.folders("p")
+            assert (found.name, found.host, found.files, found.problem) == ("models", "h2", 0, "")
+            assert await provider.folders("q") == []
+            assert await provider.remove_folder("p", "models")
+            assert not path.exists()
+            assert await where(provider) == []
+
+    play(scenario())

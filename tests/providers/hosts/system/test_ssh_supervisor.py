@@ -385,3 +385,45 @@ def test_it_runs_on_other_pythons(make: Make, file: Path, tmp_path: Path, versio
     assert starts(supervisor, "g") == ["work"]
     (supervisor.rank("g") / "code").write_text("0")
     assert supervisor.read() == {"changed": "g"}
+
+
+def test_volumes_are_made_before_the_work_reported_counted_and_removed(
+    supervisor: Supervisor, file: Path
+) -> None:
+    agent = supervisor.root.parent / "agent.py"
+    agent.write_text(AGENT)
+    rank = {"rank": 0, "config": {"home": str(supervisor.rank("g"))}, "devices": ()}
+    fields = {"command": [sys.executable, str(agent)], "ranks": [rank]}
+    intent = {"project": "p", "volumes": ["models"]}
+    assert supervisor.ask("look")["answer"]["volumes"] == {}
+    assert "answer" in supervisor.ask("launch", gang="g", intent=intent, **fields)
+    folder = supervisor.root / "volumes/p/models"
+    assert supervisor.ask("look")["answer"]["volumes"] == {"p": ["models"]}
+    (folder / "deep").mkdir()
+    (folder / "deep/file").write_bytes(b"x" * 5000)
+    (folder / "out").symlink_to("/usr")
+    (folder.parent / "link").symlink_to("/usr")  # which no work could make if it is hidden
+    (folder.parent / ".hidden").mkdir()
+    command = [sys.executable, "-I", "-S", str(file), "volumes", str(supervisor.root)]
+    (found,) = json.loads(subprocess.run([*command, "p"], check=True, capture_output=True).stdout)
+    assert (found["name"], found["files"]) == ("models", 2)
+    assert 5000 <= found["size_bytes"] < 50_000
+    assert subprocess.run([*command, "q"], check=True, capture_output=True).stdout == b"[]"
+
+    told = supervisor.ask("remove_volume", project="p", name="models")
+    assert (told["kind"], told["error"]) == ("refused", "the gang g uses the volume models")
+    (supervisor.rank("g") / "code").write_text("0")
+    supervisor.until("g", "over")
+    for name in ("..", "../../agents", "", ".hidden", "a/b", "models\n"):
+        assert supervisor.ask("remove_volume", project="p", name=name)["kind"] == "refused"
+        assert supervisor.ask("remove_volume", project=name, name="models")["kind"] == "refused"
+        bad = {"project": "p", "volumes": [name]}
+        assert supervisor.ask("launch", gang="bad", intent=bad, **fields)["kind"] == "refused"
+    assert not (supervisor.root / "agents/bad").exists(), "nothing of it starts later"
+    supervisor.ask("remove_volume", project="p", name="link")
+    assert (folder.parent / "link").is_symlink()
+    folder.chmod(0o555)
+    assert supervisor.ask("remove_volume", project="p", name="models")["answer"] == {}
+    assert not folder.exists()
+    assert supervisor.ask("remove_volume", project="p", name="models")["answer"] == {}
+    assert os.path.isdir("/usr")

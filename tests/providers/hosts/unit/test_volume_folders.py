@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cavvy.providers.local import volumes
-from cavvy.providers.local.volumes import list_folders, remove_folder
+from cavvy.providers.local.volumes import list_folders, list_names, remove_folder
 
 
 def test_volumes_of_a_project_are_counted_and_removed(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_volumes_of_a_project_are_counted_and_removed(tmp_path: Path) -> None:
     assert remove_folder(tmp_path, "team", "models")
     assert not remove_folder(tmp_path, "team", "models")
     assert os.listdir(tmp_path / "volumes/team") == ["empty"]
-    assert list_folders(tmp_path, "nobody") == ()
+    assert list_folders(tmp_path, "nobody") == []
     assert (tmp_path / "volumes/other/models/c").exists()
     assert os.path.isdir("/usr")
 
@@ -57,7 +57,7 @@ def test_nothing_else_is_removed(tmp_path: Path) -> None:
 _NOBODY = """
 import os, sys
 from pathlib import Path
-from cavvy.providers.local.volumes import list_folders, remove_folder
+from cavvy.providers.local.volumes import list_folders, list_names, remove_folder
 home = Path(sys.argv[1])
 if os.geteuid() == 0:
     os.chown(home, 65534, 65534)
@@ -116,3 +116,11 @@ def test_what_an_interrupted_removal_has_left_goes_with_the_next(tmp_path: Path)
     assert [each.name for each in list_folders(tmp_path, "team")] == ["models"]
     assert remove_folder(tmp_path, "team", "models")
     assert os.listdir(above) == []
+
+
+def test_the_names_of_all_projects_are_listed(tmp_path: Path) -> None:
+    assert list_names(tmp_path) == []
+    for each in ("b/models", "a/models", "a/.removed-0", ".x/models"):
+        (tmp_path / "volumes" / each).mkdir(parents=True)
+    (tmp_path / "volumes/a/link").symlink_to("/usr")
+    assert list_names(tmp_path) == [("a", "models"), ("b", "models")]

@@ -1,4 +1,6 @@
-"""`cavvy state`: lists and removes dicts, queues and the volumes of the server's machine."""
+"""`cavvy state`: lists and removes dicts, queues, and the volumes of the server's machine and of
+hosts reached by SSH.
+"""
 
 import click
 
@@ -14,7 +16,7 @@ def command() -> None:
     """List and remove the dicts, queues and volumes of a project.
 
     Programs make dicts and queues: cavvy.Dict("NAME") and cavvy.Queue("NAME"). The volumes are
-    those of the server's own machine, which jobs make.
+    folders that jobs make on the server's own machine, and on hosts reached by SSH.
     """
 
 
@@ -25,7 +27,7 @@ def list_state(project: str, output: str) -> None:
     """List the dicts, queues and volumes with their sizes.
 
     The entries of a volume are its files, and its size is what they take on the disk. If the
-    server cannot tell them, the rest is listed, with a note.
+    server or a host cannot tell them, the rest is listed, with a note.
     """
     from cavvy.capabilities.functions.state import wire
     from cavvy.client import ApiError
@@ -48,6 +50,7 @@ def list_state(project: str, output: str) -> None:
             "kind": each.kind,
             "entries": each.entries,
             "bytes": each.bytes,
+            "place": "-",
             "user": each.user or "-",
             "created_at": each.created_at,
             "changed_at": each.changed_at,
@@ -59,17 +62,22 @@ def list_state(project: str, output: str) -> None:
             "kind": "volume",
             "entries": each.files,
             "bytes": each.size_bytes,
+            "place": f"{each.provider}/{each.host}" if each.host else each.provider,
             "user": "-",
             "created_at": None,
             "changed_at": each.changed_at,
         }
         for each in volumes
     ]
+    for each in volumes:
+        if each.problem:
+            note_out(f"the files of the volume {each.name} cannot be counted: {each.problem}")
     columns = [
         TableColumn("name"),
         TableColumn("kind"),
         TableColumn("entries"),
         TableColumn("bytes", "SIZE", formatting.show_size),
+        TableColumn("place", drop=4),
         TableColumn("changed_at", "CHANGED", formatting.show_ago, drop=1),
         TableColumn("created_at", "CREATED", formatting.show_ago, drop=3),
         TableColumn("user", drop=2),
@@ -81,8 +89,13 @@ def list_state(project: str, output: str) -> None:
 @command.command("rm")
 @click.argument("kind", type=click.Choice(["dict", "queue", "volume"]))
 @click.argument("name")
+@click.option(
+    "--provider",
+    default="",
+    help="The provider whose volume is removed, if several have one of this name.",
+)
 @project_option
-def remove(kind: str, name: str, project: str) -> None:
+def remove(kind: str, name: str, provider: str, project: str) -> None:
     """Remove a dict, a queue or a volume with all that it has.
 
     A volume that a running job uses is not removed.
@@ -91,7 +104,7 @@ def remove(kind: str, name: str, project: str) -> None:
 
     if kind == "volume":
         with session() as client:
-            client.delete_volume(project, name)
+            client.delete_volume(project, name, provider)
     else:
         call_server(wire.delete_object, project, "dict" if kind == "dict" else "queue", name)
     text_out(f"the {kind} {name} was removed")

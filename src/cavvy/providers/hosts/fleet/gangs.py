@@ -21,6 +21,7 @@ from datetime import datetime
 from weakref import WeakValueDictionary
 
 from cavvy.domain.allocations import Host
+from cavvy.domain.tasks import VolumeKind
 from cavvy.domain.values import Struct, field, replace
 from cavvy.providers.base import (
     GangSeen,
@@ -58,6 +59,7 @@ from cavvy.providers.hosts.fleet.status import (
     see_living,
     view_ranks,
 )
+from cavvy.providers.hosts.fleet.volumes import SPREAD, FleetVolumes
 from cavvy.providers.hosts.isolation import FleetIsolation, read_isolation
 from cavvy.providers.hosts.remote_calls import EmptyAnswer, LinkLost
 
@@ -101,6 +103,7 @@ class HostFleet:
         self._admitting = asyncio.Lock()
         self._lost_after_s = float(context.settings.get("lost_after_s", 600))
         self.known: dict[str, KnownHost] = {}  # the hosts whose facts are known
+        self.volumes = FleetVolumes(provider, self._ledger, links, self.known)
         self.changes = ChangedGangs()
         self.patient = True  # False: `launch` and `look` do not wait for hosts to connect
         self._glances: dict[str, _Glance] = {}
@@ -169,6 +172,10 @@ class HostFleet:
                 raise NoCapacity(known.given_up)
             placed = place_ranks(gang, self.known)
             intent = known or await self._intend(gang, placed)
+            try:
+                await self.volumes.claim(intent)
+            except NoCapacity as error:
+                await self._conclude(intent, [error])
             hosts = {host: [each for each in placed if each.host == host] for host in intent.used}
             tasks = [self._launch_on(gang, intent, host, ranks) for host, ranks in hosts.items()]
             problems = [
@@ -238,6 +245,9 @@ class HostFleet:
     async def _intend(self, gang: GangSpec, placed: Sequence[PlacedRank]) -> FleetIntent:
         hosts = {each.host for each in placed}
         project = next((each.project for each in gang.allocations), "")
+        named = [each for each in gang.volumes if each.kind is VolumeKind.NAMED]
+        if named and len(hosts) > 1:
+            raise Refused(SPREAD)
         async with self._admitting:
             intent = FleetIntent(
                 name=gang.name,
@@ -247,6 +257,7 @@ class HostFleet:
                 launched_at=self._now(),
                 grace_s=gang.grace.total_seconds(),
                 project=project,
+                volumes=[each.source for each in named if each.keep],
                 separates=await self.isolation.admit(
                     hosts, project, list(self._ledger.intents.values())
                 ),
@@ -303,6 +314,7 @@ class HostFleet:
         )
         config = replace(
             config,
+            volumes=f"{setup.root}/volumes/{intent.project}" if intent.project else "",
             own_cache=caches.own,
             fresh_cache=caches.fresh,
             hides=setup.folder if self.isolation.hides else "",
@@ -359,12 +371,11 @@ class HostFleet:
     # Polling
 
     async def welcome(self, host: str) -> None:
-        """Finish pending removals on a reconnected host, before the host gets new work."""
+        """Finish pending removals on a reconnected host and read which volumes it has, before the
+        host gets new work."""
         self._witnessed.pop(host, None)
         await self._ledger.refresh()
-        owing = any(host in ended.owing for ended in self._ledger.ended.values())
-        if owing or any(host in intent.hosts for intent in self._ledger.intents.values()):
-            await self._glance(host)
+        await self._glance(host)
 
     async def look(self, name: str | None) -> Sequence[GangSeen]:
         """See `Provider.gangs`."""
@@ -476,10 +487,12 @@ class HostFleet:
         try:
             if not link.up and link.problem and not self.patient:
                 raise CannotConnect(link.problem)
+            before = self.volumes.list_on(host)
             look = await link.ask("look", HostLook)
         except ProviderError as error:
             return SilentHost(problem=str(error), dead=await self._is_dead(link))
         await self._clean(link, look)
+        await self.volumes.note(host, look.volumes, before)
         return look
 
     async def _is_dead(self, link: HostLink) -> bool:

@@ -47,6 +47,7 @@ class FleetIntent(Struct, frozen=True, kw_only=True):
     # why the launch failed, after which the started agents are removed; "" if it did not fail
     given_up: str = ""
     project: str = ""  # "" if it is unknown, as in records of earlier versions
+    volumes: Sequence[str] = ()  # the project's named volumes that outlive the gang
     separates: bool = False  # True: the work is separated from that of other projects
     caches: Mapping[str, HostCaches] = field(default_factory=dict)  # by host
     # rank, as text -> the round (`GangSpec.round`) that replaced it last
@@ -74,6 +75,23 @@ class FleetGangEnd(HostGangEnd, frozen=True, kw_only=True):
     owing: Sequence[str] = ()
 
 
+class HostVolume(Struct, frozen=True, kw_only=True):
+    """The host that has a named volume of a project, or on which the volume is about to be made.
+    `name` is that of the record, PROJECT/VOLUME."""
+
+    name: str
+    host: str
+    region: str  # the host's group
+
+    @property
+    def project(self) -> str:
+        return self.name.partition("/")[0]
+
+    @property
+    def volume(self) -> str:
+        return self.name.partition("/")[2]
+
+
 class FleetLedger:
     """The launches of one installation: the `intents` of gangs that have not ended, and the records
     of `ended` gangs.
@@ -83,6 +101,7 @@ class FleetLedger:
         self._intents = LaunchLedger(state, FleetIntent)
         self._ended = LaunchLedger(state, FleetGangEnd, "ended")
         self._tenants = LaunchLedger(state, HostTenant, "tenants")
+        self.volumes = LaunchLedger(state, HostVolume, "volumes")
         self._now = now
 
     @property

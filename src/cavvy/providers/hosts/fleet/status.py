@@ -49,6 +49,8 @@ class HostLook(Struct, frozen=True, kw_only=True):
 
     now: float
     gangs: Sequence[GangOnHost]
+    # the names of its named volumes, by project; None if the host could not read them
+    volumes: Mapping[str, Sequence[str]] | None = None
 
 
 class SilentHost(Struct, frozen=True, kw_only=True):

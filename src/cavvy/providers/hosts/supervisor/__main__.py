@@ -1,5 +1,5 @@
-"""Starts the supervisor (`python -I -S supervisor.pyz serve ROOT`) or prints the host's facts
-(`facts ROOT`).
+"""Starts the supervisor (`python -I -S supervisor.pyz serve ROOT`), or prints the host's facts
+(`facts ROOT`) or the named volumes of a project with their sizes (`volumes ROOT PROJECT`).
 
 The package is loaded under its own name from the archive that contains this file.
 """
@@ -18,9 +18,13 @@ if __name__ == "__main__":
     from cavvy_supervisor.facts import read_facts  # type: ignore[import-not-found]
     from cavvy_supervisor.mig_mode import divide_marked  # type: ignore[import-not-found]
     from cavvy_supervisor.service import HostSupervisor  # type: ignore[import-not-found]
+    from cavvy_supervisor.volumes import count_volumes  # type: ignore[import-not-found]
 
     if sys.argv[1] == "facts":
         sys.stdout.write(json.dumps(read_facts(sys.argv[2], divide_marked(sys.argv[2]))))
+        sys.stdout.flush()
+    elif sys.argv[1] == "volumes":
+        sys.stdout.write(json.dumps(count_volumes(sys.argv[2], sys.argv[3])))
         sys.stdout.flush()
     else:
         HostSupervisor(sys.argv[2]).serve()

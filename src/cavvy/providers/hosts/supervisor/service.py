@@ -17,6 +17,7 @@ The supervisor stores these files:
   exit code to `left`.
 * `ROOT/agents/NAME/RANK/dead.json` states how the rank ended, and never changes.
 * `ROOT/over/NAME` exists if the gang NAME must not be launched again.
+* `ROOT/volumes/PROJECT/NAME` contains the files of a named volume.
 * `ROOT/gangs/NAME/RANK` is the home of the rank. The work can change everything in it, so the
   supervisor obeys nothing that it finds there.
 
@@ -63,6 +64,7 @@ from .processes import (
     send,
 )
 from .takeover import EARLIER, take_over
+from .volumes import find_volume, list_volumes, make_volumes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -268,10 +270,11 @@ class HostSupervisor:
         write_text(f"{fresh}/devices", "".join(lines))
 
     def do_look(self, asked: Fields) -> Fields:
-        """Return the state of every gang of this installation on this host, with the host's
-        time.
+        """Return the state of every gang of this installation on this host, and the names of its
+        volumes, with the host's time.
         """
-        return {"now": time.time(), "gangs": [self._look(name) for name in self._names()]}
+        gangs = [self._look(name) for name in self._names()]
+        return {"now": time.time(), "gangs": gangs, "volumes": list_volumes(self._root)}
 
     def do_remove(self, asked: Fields) -> Fields:
         """Stop a gang. Agents that still run after the grace period are killed. If `forbid` is set,
@@ -336,6 +339,22 @@ class HostSupervisor:
                 remove_file(old)
         return {}
 
+    def do_remove_volume(self, asked: Fields) -> Fields:
+        """Delete a named volume that no gang on this host uses. Do nothing if there is none."""
+        project, name = asked["project"], asked["name"]
+        path = find_volume(self._root, project, name)
+        if path is None:
+            return {}
+        for gang in self._names():
+            seen = self._look(gang)
+            intent = seen["intent"] or {}
+            uses = intent.get("project") == project and name in (intent.get("volumes") or ())
+            if uses and any(rank["state"] != "over" for rank in seen["ranks"]):
+                raise ValueError(f"the gang {gang} uses the volume {name}")
+        os.chmod(path, 0o700)  # a folder that may not be written cannot be moved
+        self._discard(path)
+        return {}
+
     def do_try_separation(self, asked: Fields) -> Fields:
         """Let the agent test whether this host can separate the jobs of different projects."""
         self._check(asked["command"])
@@ -356,6 +375,8 @@ class HostSupervisor:
         shared = os.path.dirname(os.path.dirname(self._root))
         with FileLock(shared + "/devices.lock"):  # shared with the other installations on this host
             check_free(shared, dict(each for rank in asked["ranks"] for each in parts_of(rank)))
+            intent = asked["intent"]
+            make_volumes(self._root, intent.get("project", ""), intent.get("volumes", []))
             try:
                 os.makedirs(fresh, 0o700)
                 write_json(
