@@ -91,6 +91,7 @@ NOT_RUN = {
     ("guides/offers.md", "cavvy catalog refresh "): "the network",
     ("guides/offers.md", "cavvy nodes quota"): "an account",
     ("guides/policies.md", "cosign"): "cosign and a registry",
+    ("guides/secrets.md", "vault"): "a server of HashiCorp Vault",
     ("guides/profile-and-tune.md", "cavvy profile"): "minutes; tests/train measures loops",
     (
         "guides/profile-and-tune.md",
