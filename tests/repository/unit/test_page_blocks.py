@@ -138,6 +138,7 @@ OUTPUTS = {
     ("guides/profile-and-tune.md", "measuring"): "a slow disk",
     ("guides/python.md", ""): "compared by tests/sdk/system/test_sdk_guide.py",
     ("guides/ray.md", "provider"): "a cluster",
+    ("guides/serve.md", "0 8 * * 1-5"): "two lines for cron, no output",
     ("guides/serve.md", "WAY"): "half a minute; test_service_plan.py compares figures",
     ("guides/serve.md", "slo"): "an hour of requests",
     ("guides/serve.md", "update"): "a service that fails; test_serve_canary.py rolls back",
