@@ -158,6 +158,11 @@ def name_user(request: Request, given: str) -> str:
     return principal_of(request).account or given
 
 
+def say_who_stopped(request: Request) -> str:
+    """Return the reason of a job that the sender of the request stops."""
+    return f"stopped by {principal_of(request).account or 'the user'}"
+
+
 def rule_of(route: APIRoute) -> RouteRule | None:
     """Return the rule that a route declares."""
     checks = (each.dependency for each in route.dependencies)

@@ -372,10 +372,9 @@ class ApiClient:
             times=_read_times(answer.headers.get("cavvy-log-times", "")),
         )
 
-    def stop(
-        self, project: str, name: str, *, reason: str = "stopped by the user"
-    ) -> wire.JobListing:
-        """Request that the job stops, and return immediately. An ended job is not changed."""
+    def stop(self, project: str, name: str, *, reason: str = "") -> wire.JobListing:
+        """Request that the job stops, and return immediately. An ended job is not changed. Without
+        a reason, the job's events say who has stopped it."""
         return self.ask(
             job_path(project, name) + "/stop", wire.JobListing, wire.StopAsk(reason=reason)
         )

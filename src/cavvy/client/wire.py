@@ -607,10 +607,12 @@ class NodeListing(Answer, frozen=True, kw_only=True):
     progress: dict[str, float | str] = {}
 
 
-class StopAsk(Ask, frozen=True, kw_only=True):
-    """Stops a job. The job's events show `reason`."""
+class StopAsk(Ask, frozen=True, kw_only=True, omit_defaults=True):
+    """Stops a job. The job's events show `reason`, or if it is empty, who has stopped the job. An
+    empty one is not sent, so that servers of former versions say what they said.
+    """
 
-    reason: str = "stopped by the user"
+    reason: str = ""
 
 
 class JobRemoved(Answer, frozen=True, kw_only=True):

@@ -220,6 +220,28 @@ async def test_a_wrong_name_is_explained(api: Api, name: str) -> None:
     assert code(wrong) == (422, "invalid-request")
 
 
+async def test_the_reason_of_a_stopped_job_says_who_has_stopped_it(api: Api) -> None:
+    ada, bob = [await add(api, name, ("team", "member")) for name in ("ada", "bob")]
+    store = api.app_state.store
+    for name, ask, reason in (
+        ("one", {}, "stopped by bob"),
+        ("two", {"reason": "enough"}, "enough"),
+    ):
+        task = f"{{name: {name}, run: x, schedule: {{cron: '0 * * * *'}}}}"
+        await call(api, ada, "POST", "/projects/team/jobs", {"text": task})
+        await call(api, bob, "POST", f"/projects/team/jobs/{name}/stop", ask)
+        assert (await store.find_job("team", name)).reason == reason
+    array = {"text": "{name: many, run: x, array: 0-1, window: '03:00-03:01'}"}
+    made = await call(api, ada, "POST", "/projects/team/jobs", array)
+    assert made.status_code in (200, 201), made.text
+    await call(api, bob, "POST", "/projects/team/arrays/many/stop", {})
+    assert (await store.find_job("team", "many.0")).reason == "stopped by bob"
+    own = {"text": "{name: own, run: x, schedule: {cron: '0 * * * *'}}"}
+    await api.http.post("/v1/projects/team/jobs", json=own)
+    await api.http.post("/v1/projects/team/jobs/own/stop", json={})
+    assert (await store.find_job("team", "own")).reason == "stopped by the user"
+
+
 async def test_a_job_belongs_to_the_account_that_submits_or_retries_it(api: Api) -> None:
     ada, bob = [await add(api, name, ("team", "member")) for name in ("ada", "bob")]
     hourly = {"text": "{name: hourly, run: x, schedule: {cron: '0 * * * *'}}", "user": "eve"}

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 import pytest
+from msgspec.json import encode
 
 from cavvy import __version__
-from cavvy.client import ApiClient
+from cavvy.client import ApiClient, wire
 from cavvy.client.client import explain_older
 from cavvy.client.errors import ApiError, IncompatibleVersions
 from cavvy.client.transport import HttpAnswer
@@ -63,3 +64,8 @@ def test_a_server_that_would_ignore_the_new_place_of_a_job_is_not_asked(
         refused = isinstance(caught.value, IncompatibleVersions)
         assert refused == (bool(resources) and not asks)
         assert (sent.pop() == "GET /v1/server") == refused
+
+
+def test_a_stop_without_a_reason_lets_a_server_of_any_version_write_its_own() -> None:
+    assert encode(wire.StopAsk()) == b"{}"
+    assert encode(wire.StopAsk(reason="enough")) == b'{"reason":"enough"}'

@@ -12,7 +12,7 @@ from cavvy.api.routes import views
 from cavvy.api.routes.jobs import CursorQuery, JobPath, LimitQuery, ProjectPath, named
 from cavvy.api.routes.submission import count_new
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import in_path, in_query, principal_of
+from cavvy.api.rules import in_path, in_query, principal_of, say_who_stopped
 from cavvy.client import array_wire, wire
 from cavvy.control.decide.requests import RETRIED
 from cavvy.control.job_service import TooLate
@@ -93,12 +93,12 @@ async def get(app_state: AppState, project: ProjectPath, name: JobPath) -> array
     errors=("job-not-found",),
 )
 async def stop(
-    app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.StopAsk
+    request: Request, app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.StopAsk
 ) -> wire.JobListing:
     """Stop all jobs of an array."""
     array = await _find(app_state, project, name)
-    jobs = app_state.control_plane.jobs
-    return views.array_row(await jobs.stop_array(project, array.id, ask.reason))
+    jobs, reason = app_state.control_plane.jobs, ask.reason or say_who_stopped(request)
+    return views.array_row(await jobs.stop_array(project, array.id, reason))
 
 
 @router.post(

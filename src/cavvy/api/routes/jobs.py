@@ -29,7 +29,15 @@ from cavvy.api.routes.submission import (
     view_submitted,
 )
 from cavvy.api.routing import RouteGroup
-from cavvy.api.rules import filter_projects, in_path, in_query, name_user, principal_of, require
+from cavvy.api.rules import (
+    filter_projects,
+    in_path,
+    in_query,
+    name_user,
+    principal_of,
+    require,
+    say_who_stopped,
+)
 from cavvy.api.wire import PositionQuery, reply, view
 from cavvy.catalog.accelerators import names_matching
 from cavvy.client import wire
@@ -485,10 +493,11 @@ async def project_cost(
     "/projects/{project}/jobs/{name}/stop", rule=in_path(Permission.RUN), errors=("job-not-found",)
 )
 async def stop(
-    app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.StopAsk
+    request: Request, app_state: AppState, project: ProjectPath, name: JobPath, ask: wire.StopAsk
 ) -> wire.JobListing:
     """Stop a job."""
-    return await _row(app_state, await app_state.control_plane.jobs.stop(project, name, ask.reason))
+    reason = ask.reason or say_who_stopped(request)
+    return await _row(app_state, await app_state.control_plane.jobs.stop(project, name, reason))
 
 
 @router.delete(

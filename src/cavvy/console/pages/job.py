@@ -212,7 +212,7 @@ def _forecast(
 
 def stop(client: ApiClient, request: Request, now: datetime) -> str:
     """Stop the job. Raises ApiError."""
-    client.stop(*named_in(request), reason="stopped in the console")
+    client.stop(*named_in(request))
     return path_of("jobs", *named_in(request))
 
 

@@ -64,7 +64,7 @@ def act(client: ApiClient, request: Request, now: datetime) -> Page | str:
     arrays, services = form.getlist("array"), form.getlist("service")
     every = [*chosen, *arrays, *services]
     acts: Mapping[str, Callable[[str, str], object]] = {
-        "stop": lambda project, name: client.stop(project, name, reason="stopped in the console"),
+        "stop": client.stop,
         "remove": client.remove,
         "retry": client.retry,
     }
