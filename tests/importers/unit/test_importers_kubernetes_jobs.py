@@ -589,6 +589,99 @@ def test_the_selector_chooses_among_the_products_of_the_affinity() -> None:
         read(make_job(pod))
 
 
+def make_affine(*terms: dict[str, list[str]]) -> dict[str, Any]:
+    """Return an affinity with a term for each table of labels and the values that they may have."""
+    made = [
+        {
+            "matchExpressions": [
+                {"key": key, "operator": "In", "values": values} for key, values in term.items()
+            ]
+        }
+        for term in terms
+    ]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": made}}
+    return {"nodeAffinity": required}
+
+
+PRODUCT, GKE = "nvidia.com/gpu.product", "cloud.google.com/gke-accelerator"
+H100_PCIE = ("H100-PCIe", 81920)
+
+
+@pytest.mark.parametrize(
+    ("resource", "selector", "terms", "expected", "noted"),
+    [
+        # one GPU by two names
+        (
+            "nvidia.com/gpu",
+            {PRODUCT: "A100-SXM4-80GB"},
+            [{PRODUCT: ["NVIDIA-A100", "NVIDIA-A100-SXM4-80GB"]}],
+            [A100_80],
+            [],
+        ),
+        (
+            "nvidia.com/gpu",
+            {GKE: "nvidia-h100-80gb", PRODUCT: "NVIDIA-H100-PCIe"},
+            [],
+            [H100_PCIE],
+            [],
+        ),
+        ("nvidia.com/h100-80gb", {PRODUCT: "NVIDIA-H100-PCIe"}, [], [H100_PCIE], []),
+        ("nvidia.com/h100-80gb", {}, [{PRODUCT: ["NVIDIA-H100-PCIe"]}], [H100_PCIE], []),
+        ("nvidia.com/h100-80gb", {PRODUCT: "NVIDIA-H100-NVL"}, [], None, []),
+        # a label of another name counts only if none names a product
+        (
+            "nvidia.com/gpu",
+            {PRODUCT: "NVIDIA-H200"},
+            [{"pool": ["l4", "cpu"]}],
+            [("H200", None)],
+            [],
+        ),
+        (
+            "nvidia.com/gpu",
+            {"pool": "l4"},
+            [{PRODUCT: ["NVIDIA-H200"]}],
+            [("H200", None)],
+            ["pool"],
+        ),
+        ("nvidia.com/gpu", {"pool": "a100"}, [{"kind": ["a100-80gb", "l4"]}], [A100_80], []),
+        # a node meets one of the terms
+        (
+            "nvidia.com/gpu",
+            {"pool": "l4"},
+            [{PRODUCT: ["NVIDIA-H200"]}, {"zone": ["a"]}],
+            [("H200", None), ("L4", None)],
+            [],
+        ),
+        (
+            "nvidia.com/gpu",
+            {PRODUCT: "NVIDIA-H200"},
+            [{PRODUCT: ["NVIDIA-L4"]}, {GKE: ["nvidia-h200-141gb"]}],
+            [("H200", 144384)],
+            [],
+        ),
+    ],
+)
+def test_the_selector_and_the_affinity_name_a_gpu_together(
+    resource: str,
+    selector: dict[str, str],
+    terms: list[dict[str, list[str]]],
+    expected: list[tuple[str, int | None]] | None,
+    noted: list[str],
+) -> None:
+    container = {"resources": {"limits": {resource: 1}}}
+    job = make_job(
+        make_pod(container=container, nodeSelector=selector, affinity=make_affine(*terms))
+    )
+    if expected is None:
+        with pytest.raises(SpecError, match="no node has both"):
+            read(job)
+        return
+    needs = read(job).resources.accelerators
+    assert [(each.name, each.memory_min_mib) for each in needs] == expected
+    selected = [each.key for each in find(job).kept if each.key.startswith("nodeSelector")]
+    assert selected == [f"nodeSelector.{each}" for each in noted]
+
+
 def test_fields_of_a_pod_are_known_on_the_node() -> None:
     paths = {"POD": "metadata.name", "NODE": "spec.nodeName", "IP": "status.podIP"}
     env = [

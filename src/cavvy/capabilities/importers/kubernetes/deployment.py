@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from itertools import chain
 from math import ceil, isfinite
 from shlex import quote
 from typing import Any
@@ -29,6 +30,7 @@ from cavvy.domain.services import (
     TargetKind,
 )
 from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec, Volume, VolumeKind
+from cavvy.domain.values import Struct, replace
 from cavvy.spec.engine_section import OWN_COMMAND, OWN_ENTRYPOINT
 from cavvy.spec.kept_keys import TranslationNotes
 from cavvy.spec.problems import slug
@@ -387,6 +389,7 @@ _PRODUCTS = (
     "gpu.nvidia.com/model",
     "gpu.nvidia.com/class",
 )
+_SELECTOR, _AFFINITY = "nodeSelector", "affinity"
 _BYTES: Mapping[str, float] = {
     **{unit: 1000.0 ** (power + 1) for power, unit in enumerate("kMGTPE")},
     **{f"{unit}i": 1024.0 ** (power + 1) for power, unit in enumerate("KMGTPE")},
@@ -418,13 +421,13 @@ def read_resources(objects: ServiceObjects, kept_keys: TranslationNotes) -> Reso
         kept_keys.refuse(objects.mark, f"containers.resources.limits.{list(named)[1]}", reason)
     gpus = int(next((asked[key] for key in (*_GPUS, *named) if key in asked), 0))
     kind = next(iter(named.values()), None)
-    labels = at(objects.pod, "nodeSelector")
-    chosen = _choose_labels([*labels.items()], kind) if gpus else []
-    for label, value in labels.items():
-        if (label, value) not in chosen:
+    fitting = [_choose_labels(each, kind) for each in _list_fitting(objects)] if gpus else []
+    chosen = {each.key for each in chain(*fitting) if each.where == _SELECTOR}
+    for label in at(objects.pod, _SELECTOR):
+        if label not in chosen:
             reason = "labels of nodes have no equivalent; `resources` determines which nodes fit"
-            kept_keys.note(objects.mark, f"nodeSelector.{label}", reason)
-    needs = tuple(_need_gpus(objects, gpus, kind, kept_keys)) if gpus else ()
+            kept_keys.note(objects.mark, f"{_SELECTOR}.{label}", reason)
+    needs = tuple(_need_gpus(gpus, kind, fitting, objects, kept_keys)) if gpus else ()
     return ResourceSpec(
         accelerators=needs,
         cpus_min=None if cpus is None else read_quantity(cpus) or None,
@@ -507,25 +510,82 @@ def _list_volumes(
         yield Volume(kind=VolumeKind.NFS, source=where, path=path, read_only=read_only)
 
 
-def _need_gpus(
-    objects: ServiceObjects, count: int, kind: KnownAccelerator | None, kept_keys: TranslationNotes
-) -> Iterator[AcceleratorNeed]:
-    """Yield a request for `count` GPUs for each product that the resource (`kind`), the node
-    selector and the required node affinity permit together, or for any GPU if none names a
-    product.
+class _Label(Struct, frozen=True, kw_only=True):
+    """A label of nodes with the values that it may have. `where` is the part of the pod that asks
+    for it.
     """
-    found: Sequence[KnownAccelerator] = () if kind is None else (kind,)
-    for _, product in _choose_labels([*at(objects.pod, "nodeSelector").items()], kind):
-        named = _find_products((product,), objects, "nodeSelector", kept_keys)
-        found = _join_gpus(found, named, objects, "nodeSelector", kept_keys)
-    affine = list[KnownAccelerator]()
-    for rules in _list_affine(objects, kind):
-        permitted: Sequence[KnownAccelerator] = ()
-        for products in rules:
-            named = _find_products(products, objects, "affinity", kept_keys)
-            permitted = _join_gpus(permitted, named, objects, "affinity", kept_keys)
-        affine += [each for each in permitted if each not in affine]
-    for known in _join_gpus(found, affine, objects, "affinity", kept_keys) or (None,):
+
+    where: str
+    key: str
+    values: tuple[str, ...]
+
+
+def _list_fitting(objects: ServiceObjects) -> Iterator[list[_Label]]:
+    """Yield the labels of each sort of node that fits: those of the node selector, with those of
+    one term of the required node affinity.
+    """
+    selector = [
+        _Label(where=_SELECTOR, key=str(key), values=(str(value),))
+        for key, value in at(objects.pod, _SELECTOR).items()
+    ]
+    affinity = at(objects.pod, _AFFINITY, "nodeAffinity")
+    terms = at(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+    for term in terms.get("nodeSelectorTerms") or ({},):
+        affine = [
+            _Label(
+                where=_AFFINITY,
+                key=str(rule.get("key")),
+                values=tuple(map(str, rule.get("values") or ())),
+            )
+            for rule in term.get("matchExpressions") or ()
+            if rule.get("operator") == "In"
+        ]
+        yield [*selector, *affine]
+
+
+def _choose_labels(labels: Sequence[_Label], kind: KnownAccelerator | None) -> list[_Label]:
+    """Return the labels of a node that name its GPU. If none does so by its own name, and the
+    resource is of no kind, these are the others with values that are GPUs, such as `pool: l4`.
+    """
+    precise = [each for each in labels if each.key in _PRODUCTS and each.values]
+    if precise or kind is not None:
+        return precise
+    named = [
+        replace(label, values=tuple(each for each in label.values if find_accelerator(each)))
+        for label in labels
+    ]
+    return [each for each in named if each.values]
+
+
+def _need_gpus(
+    count: int,
+    kind: KnownAccelerator | None,
+    fitting: Sequence[Sequence[_Label]],
+    objects: ServiceObjects,
+    kept_keys: TranslationNotes,
+) -> Iterator[AcceleratorNeed]:
+    """Yield a request for `count` GPUs for each product that the resource (`kind`) and the labels
+    of a sort of node that fits permit together, or for any GPU if none names a product.
+    """
+    products = {
+        label: _find_products(label, objects, kept_keys) for label in dict.fromkeys(chain(*fitting))
+    }
+    found, clashes = list[KnownAccelerator](), list[_Clash]()
+    for labels in fitting:
+        permitted: Sequence[KnownAccelerator] = () if kind is None else (kind,)
+        clash = None
+        for label in labels:
+            joined = _join_gpus(permitted, products[label])
+            if permitted and products[label] and not joined:
+                clash = clash or _Clash(label.where, permitted, products[label])
+            permitted = joined or permitted
+        if clash is None:
+            found += [each for each in permitted if each not in found]
+        else:
+            clashes.append(clash)
+    if clashes and len(clashes) == len(fitting):
+        _refuse_clashes(clashes, objects, kept_keys)
+    for known in found or (None,):
         yield AcceleratorNeed(
             name=None if known is None else known.accelerator.name,
             count_min=count,
@@ -534,87 +594,70 @@ def _need_gpus(
         )
 
 
-def _choose_labels(
-    labels: Sequence[tuple[str, object]], kind: KnownAccelerator | None
-) -> list[tuple[str, object]]:
-    """Return the labels of a node that name its GPU. If none does so by its own name, and the
-    resource is of no kind, these are the others whose values are GPUs, such as `pool: l4`.
-    """
-    precise = [each for each in labels if each[0] in _PRODUCTS]
-    others = () if kind else labels
-    return precise or [each for each in others if find_accelerator(str(each[1])) is not None]
-
-
 def _find_products(
-    names: Iterable[object], objects: ServiceObjects, where: str, kept_keys: TranslationNotes
-) -> list[KnownAccelerator]:
+    label: _Label, objects: ServiceObjects, kept_keys: TranslationNotes
+) -> Sequence[KnownAccelerator]:
     """Return the GPUs that the values of a label mean. Refuse a value that is none."""
     found = list[KnownAccelerator]()
-    for name in map(str, names):
+    for name in label.values:
         # such as A100_NVLINK_80GB at CoreWeave
         known = find_accelerator(name) or find_accelerator(name.replace("_NVLINK", ""))
         if known is None:
             reason = f"{name} is not a GPU of the catalog; write `resources.gpu`"
-            kept_keys.refuse(objects.mark, where, reason)
+            kept_keys.refuse(objects.mark, label.where, reason)
         elif known not in found:
             found.append(known)
     return found
 
 
+class _Clash(Struct, frozen=True):
+    """GPUs of which a node cannot have both; `where` is the part of the pod that asks for `two`."""
+
+    where: str
+    one: Sequence[KnownAccelerator]
+    two: Sequence[KnownAccelerator]
+
+
+def _refuse_clashes(
+    clashes: Sequence[_Clash], objects: ServiceObjects, kept_keys: TranslationNotes
+) -> None:
+    first, second = (
+        ", ".join(dict.fromkeys(map(_name_gpu, chain(*each))))
+        for each in ([each.one for each in clashes], [each.two for each in clashes])
+    )
+    reason = f"the pod asks for {first} and for {second}, and no node has both; name one GPU"
+    kept_keys.refuse(objects.mark, clashes[0].where, reason)
+
+
 def _join_gpus(
-    found: Sequence[KnownAccelerator],
-    named: Sequence[KnownAccelerator],
-    objects: ServiceObjects,
-    where: str,
-    kept_keys: TranslationNotes,
+    found: Sequence[KnownAccelerator], named: Sequence[KnownAccelerator]
 ) -> Sequence[KnownAccelerator]:
-    """Return the GPUs that both permit, as precisely as one of them names each; () permits any.
-    Refuse GPUs that differ.
-    """
+    """Return the GPUs that both permit, as precisely as they name each together; () permits any."""
     if not found or not named:
         return found or named
-    pairs = [(one, two) for one in found for two in named]
-    joined = [gpu for one, two in pairs if (gpu := _find_both(one, two)) is not None]
-    if not joined:
-        first, second = (", ".join(map(_name_gpu, each)) for each in (found, named))
-        reason = f"the pod asks for {first} and for {second}, and no node has both; name one GPU"
-        kept_keys.refuse(objects.mark, where, reason)
-    return joined or found
+    joined = list[KnownAccelerator]()
+    for gpu in (_find_both(one, two) for one in found for two in named):
+        if gpu is not None and gpu not in joined:
+            joined.append(gpu)
+    return joined
 
 
 def _find_both(one: KnownAccelerator, two: KnownAccelerator) -> KnownAccelerator | None:
-    """Return the GPU that both mean, as precisely as one of them names it, or None."""
+    """Return the GPU that both mean, as precisely as they name it together, or None."""
+    if one == two:
+        return one
     for wide, narrow in ((one, two), (two, one)):
-        known = wide.accelerator
+        product = narrow.accelerator
         # `h100` is also what clusters call the other GPUs of the family, such as H100-NVL
-        names = (narrow.accelerator.name, narrow.accelerator.family)
-        if wide.memory_mib is None and known.name in names:
-            return narrow
-    return one if one == two else None
+        if wide.accelerator.name not in (product.name, product.family):
+            continue
+        named = {each.memory_mib for each in (one, two)} - {None}
+        sold = {each.mib for each in product.memory} or named
+        if len(named) <= 1 and named <= sold:
+            return KnownAccelerator(product, next(iter(named), None))
+    return None
 
 
 def _name_gpu(known: KnownAccelerator) -> str:
     size = "" if known.memory_mib is None else f" with {known.memory_mib // 1024} GiB"
     return f"{known.accelerator.name}{size}"
-
-
-def _list_affine(
-    objects: ServiceObjects, kind: KnownAccelerator | None
-) -> Iterator[list[Sequence[object]]]:
-    """Yield, for each term of the required node affinity that names GPUs, the products that each of
-    its rules permits. A node meets all rules of one term.
-    """
-    affinity = at(objects.pod, "affinity", "nodeAffinity")
-    terms = at(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
-    for term in terms.get("nodeSelectorTerms") or ():
-        labels = [
-            (str(rule.get("key")), value)
-            for rule in term.get("matchExpressions") or ()
-            if rule.get("operator") == "In"
-            for value in rule.get("values") or ()
-        ]
-        rules = dict[str, list[object]]()
-        for key, value in _choose_labels(labels, kind):
-            rules.setdefault(key, []).append(value)
-        if rules:
-            yield [*rules.values()]
