@@ -641,6 +641,15 @@ def test_volumes_are_joined_by_their_paths(base: str, change: str, folder: Path)
     assert found == {"/a": "data", "/b": "other"}
 
 
+@pytest.mark.parametrize(
+    "text", [f"{CHANGE}---\n", f"---\n---\n{CHANGE}", f"{CHANGE}---\n# none\n"]
+)
+def test_empty_documents_of_a_second_file_do_not_count(folder: Path, text: str) -> None:
+    put(folder, docker_compose=BASE)
+    (folder / "docker-compose.override.yml").write_text(text)
+    assert "both were read" in check_joined(folder / "docker-compose.yml")
+
+
 def test_a_second_file_of_several_documents_is_refused(folder: Path) -> None:
     put(folder, docker_compose=BASE)
     (folder / "docker-compose.override.yml").write_text(CHANGE + "---\nservices: {}\n")

@@ -421,6 +421,10 @@ def mount(name: str, path: str = "/data") -> dict[str, Any]:
     }
 
 
+def add_rights(*names: str) -> dict[str, Any]:
+    return {"securityContext": {"capabilities": {"add": [*names]}}}
+
+
 def test_the_nodes_of_an_mpi_job_have_the_volumes_of_both_roles() -> None:
     task = read(make_mpi(make_pod(**mount("logs", "/logs")), make_pod(**mount("data"))))
     assert {(each.source, each.path) for each in task.volumes} == {
@@ -435,15 +439,16 @@ def test_the_nodes_of_an_mpi_job_have_the_volumes_of_both_roles() -> None:
         (make_pod(**mount("a")), make_pod(**mount("b")), "differ in /data"),
         (make_pod(initContainers=[CONTAINER]), make_pod(), "no node of its own"),
         (make_pod(), {**make_pod(), "containers": [CONTAINER] * 2}, "expected one"),
-        (make_pod(imagePullSecrets=[{"name": "a"}]), make_pod(), "image_login"),
-        (make_pod(hostNetwork=True), make_pod(), "the network of their host"),
+        (make_pod(), make_pod(imagePullSecrets=[{"name": "a"}]), "image_login"),
         (make_pod(), make_pod(hostNetwork=True), "the network of their host"),
         (make_pod(madeup=1), make_pod(), "madeup"),
         (make_pod(), make_pod(container={"madeup": 1}), "madeup"),
-        (make_pod(), make_pod(container={"lifecycle": {"postStart": {}}}), "lifecycle"),
+        (make_pod(container={"lifecycle": {"preStop": {"exec": {}}}}), make_pod(), "lifecycle"),
+        (make_pod(), make_pod(container=add_rights("SYS_ADMIN", "IPC_LOCK")), "no privileges"),
+        (make_pod(container=add_rights("IPC_LOCK")), make_pod(), "no privileges"),
         (
             make_pod(),
-            make_pod(container={"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}}),
+            make_pod(container={"securityContext": {"privileged": True}}),
             "no privileges",
         ),
     ],
@@ -485,6 +490,30 @@ def test_all_that_the_nodes_of_an_mpi_job_lack_is_noted() -> None:
     launcher["containers"][0] |= {"env": own, "envFrom": [source], "workingDir": "/w"}
     task = read(make_mpi(launcher, make_pod(container=container)), config)
     assert task.env == {"SAME": "1", "OTHER": "2", "ALONE": "3", "LR": "0.1"}
+
+
+def test_what_the_server_of_a_worker_and_the_place_of_a_launcher_need_is_noted() -> None:
+    launcher = make_pod(
+        hostname="main",
+        hostNetwork=True,
+        imagePullSecrets=[{"name": "a"}],
+    )
+    container = {
+        "lifecycle": {"postStart": {"exec": {"command": ["mkdir", "/run/sshd"]}}},
+        **add_rights("CAP_IPC_LOCK", "SYS_CHROOT"),
+    }
+    found = find(make_mpi(launcher, make_pod(container=container)))
+    assert found.refused == ()
+    spec = "spec.mpiReplicaSpecs"
+    pod = f"{spec}.Launcher.template.spec"
+    under = f"{spec}.Worker.template.spec.containers"
+    assert {
+        f"{pod}.hostname",
+        f"{pod}.hostNetwork",
+        f"{pod}.imagePullSecrets",
+        f"{under}.lifecycle",
+        f"{under}.securityContext.capabilities.add",
+    } <= {each.key for each in found.kept}
 
 
 @pytest.mark.parametrize(

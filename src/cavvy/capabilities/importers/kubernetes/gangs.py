@@ -150,6 +150,13 @@ _OF_REPLICATED = PodKeys(
     noted={"ttlSecondsAfterFinished": GONE, "podReplacementPolicy": "nodes start together"},
     refused={"activeDeadlineSeconds": "a limit of a part; write `limits` in a Cavvy file"},
 )
+# keys of the pod of an MPIJob's launcher that are about its own node, and the rights of a worker
+# that only its SSH server and RDMA devices need
+_OF_LAUNCHER = (
+    *("nodeSelector", "affinity", "tolerations", "hostname", "subdomain", "setHostnameAsFQDN"),
+    *("hostNetwork", "dnsConfig", "imagePullSecrets"),
+)
+_OF_SERVER = ("IPC_LOCK", "SYS_CHROOT")
 _NO_TORCH = re.compile("mpi|deepspeed|horovod|jax|mlx|xgboost|flux")
 GANG_KINDS = (*_OPERATORS, "TrainJob", "JobSet")
 
@@ -290,18 +297,18 @@ def _keep_mpi_pods(
     container, nor of the worker's container.
     """
     pod, under = at(launcher, "template", "spec"), f"{where}.Launcher.template.spec"
-    placed = ("nodeSelector", "affinity", "tolerations")
     elsewhere = "the launcher's command runs on the first worker's node"
-    for key in placed:
+    for key in _OF_LAUNCHER:
         if pod.get(key):
             kept.note(job.mark, f"{under}.{key}", elsewhere)
-    read = {key: value for key, value in pod.items() if key not in (*placed, "initContainers")}
+    read = {
+        key: value for key, value in pod.items() if key not in (*_OF_LAUNCHER, "initContainers")
+    }
     keep_pod(job.mark, read, under, kept)
     first, other = _container(launcher), _container(worker)
     if first.get("resources") and first["resources"] != other.get("resources"):
         kept.note(job.mark, f"{under}.containers.resources", f"{elsewhere}, and has its resources")
-    left = {key: value for key, value in other.items() if key not in ("envFrom", "resources")}
-    keep_container(job.mark, left, f"{where}.Worker.template.spec.containers", kept)
+    _keep_worker(job, other, f"{where}.Worker.template.spec.containers", kept)
     seconds = "terminationGracePeriodSeconds"
     if seconds in pod and pod[seconds] != at(worker, "template", "spec").get(seconds):
         kept.note(job.mark, f"{under}.{seconds}", "that of the workers counts")
@@ -318,6 +325,30 @@ def _keep_mpi_pods(
                 name = f".{each['name']}" if "name" in each else ""
                 reason = "the processes get the variables of the launcher instead"
                 kept.note(job.mark, f"{where}.Worker.{key}{name}", reason)
+
+
+def _keep_worker(job: JobObject, container: Values, under: str, kept: TranslationNotes) -> None:
+    """Note or refuse what the joined pod has not of the worker's container. What only its SSH
+    server needs is no loss, and RDMA devices come with the right to lock memory.
+    """
+    left = {
+        key: value
+        for key, value in container.items()
+        if key not in ("envFrom", "resources", "lifecycle")
+    }
+    if container.get("lifecycle"):
+        reason = "the command of the worker, and so what is done before and after it, does not run"
+        kept.note(job.mark, f"{under}.lifecycle", reason)
+    security = at(container, "securityContext")
+    rights = at(security, "capabilities")
+    added = rights.get("add") or ()
+    own = [each for each in added if str(each).upper().removeprefix("CAP_") not in _OF_SERVER]
+    if len(own) < len(added):
+        noted = ", ".join(str(each) for each in added if each not in own)
+        reason = f"{noted}: no SSH server runs, and nodes with RDMA devices may lock memory"
+        kept.note(job.mark, f"{under}.securityContext.capabilities.add", reason)
+        left["securityContext"] = {**security, "capabilities": {**rights, "add": own}}
+    keep_container(job.mark, left, under, kept)
 
 
 def _name_mpi(launcher: Values, worker: Values) -> tuple[tuple[str, Values], ...]:
