@@ -10,7 +10,7 @@ from itertools import pairwise
 from cavvy.domain.tasks import JobDependency, Scalar, TaskSpec
 from cavvy.domain.values import Struct, replace
 from cavvy.spec.problems import ProblemNotes
-from cavvy.spec.tree import MapNode, Node, ScalarNode
+from cavvy.spec.tree import MapNode, Node
 
 MOST_TASKS = 100
 
@@ -94,11 +94,6 @@ def _unit_of(task: TaskSpec) -> str:
 
 # keys that are about one task; the command line cannot set them for several tasks
 _OF_ONE = ("name", "run", "after", "group", "array", "sweep", "parallel", "session", "machine")
-
-
-def list_filled(documents: Sequence[Node]) -> Sequence[Node]:
-    """Return the documents that are not empty."""
-    return [each for each in documents if not (isinstance(each, ScalarNode) and each.value is None)]
 
 
 def split_params(

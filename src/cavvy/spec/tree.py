@@ -58,12 +58,25 @@ Node = ScalarNode | MapNode | ListNode
 
 
 def check_single(documents: "Sequence[Node]", notes: ProblemNotes) -> Node | None:
-    """Return the only document. If there is a second document, add a problem and return None."""
+    """Return the only document that is not empty, or the first if all are. If there is a second
+    such document, add a problem and return None.
+    """
+    documents = list_filled(documents)
     if len(documents) > 1:
         hint = "a file can contain only one task: delete the `---` above, or write a second file"
         notes.add(documents[1].mark, "a second document begins here", suggestion=hint)
         return None
     return documents[0]
+
+
+def list_filled(documents: "Sequence[Node]") -> "Sequence[Node]":
+    """Return the documents that are not empty, such as one after a last `---`; or all, if none is
+    filled.
+    """
+    filled = [
+        each for each in documents if not (isinstance(each, ScalarNode) and each.value is None)
+    ]
+    return filled or documents
 
 
 def compose_all(

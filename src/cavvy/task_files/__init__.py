@@ -379,7 +379,6 @@ def _parse(
     for messages.
     """
     from cavvy.planner.objections import spread_task
-    from cavvy.spec.graph import list_filled
     from cavvy.spec.overrides import apply_overrides, read_sweep
 
     source = TaskSource(text, file, params, now, options)
@@ -388,9 +387,8 @@ def _parse(
     found = _translate(source)
     if found is None:
         sweep = read_sweep(changed)
-        filled = list_filled(source.documents)
-        if len(filled) > 1:
-            found = _parse_graph(filled, source.notes, params, changed)
+        if len(source.documents) > 1:
+            found = _parse_graph(source.documents, source.notes, params, changed)
         else:
             found = _parse_own(source, sweep)
     kept = (

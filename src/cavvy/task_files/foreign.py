@@ -16,7 +16,7 @@ from cavvy.frame.discover import find_capabilities, list_file_tools, load, say_l
 from cavvy.spec.own_folder import explain_unfit
 from cavvy.spec.problems import ProblemNotes, SourceMark, SpecProblem, listed
 from cavvy.spec.translation import CAVVY, KeptKey, Translation
-from cavvy.spec.tree import MapNode, Node, compose_all
+from cavvy.spec.tree import MapNode, Node, compose_all, list_filled
 
 if TYPE_CHECKING:
     from cavvy.domain.node_pools import NodePool
@@ -70,13 +70,13 @@ class TaskSource:
 
     @cached_property
     def documents(self) -> "Sequence[Node]":
-        """The documents of the text as YAML. Problems of the YAML are added to `notes`. Raises
-        SpecError if the text is a script.
+        """The documents of the text as YAML, without empty ones. Problems of the YAML are added to
+        `notes`. Raises SpecError if the text is a script.
         """
         documents = compose_all(self.text, self.notes)
         if len(self.notes) or not any(isinstance(each, MapNode) for each in documents):
             _refuse_script(self.make_notes())
-        return documents
+        return list_filled(documents)
 
 
 class Substitute(Struct, frozen=True, kw_only=True):

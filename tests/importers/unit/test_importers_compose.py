@@ -644,8 +644,8 @@ def test_volumes_are_joined_by_their_paths(base: str, change: str, folder: Path)
 @pytest.mark.parametrize(
     "text", [f"{CHANGE}---\n", f"---\n---\n{CHANGE}", f"{CHANGE}---\n# none\n"]
 )
-def test_empty_documents_of_a_second_file_do_not_count(folder: Path, text: str) -> None:
-    put(folder, docker_compose=BASE)
+def test_empty_documents_of_two_files_do_not_count(folder: Path, text: str) -> None:
+    put(folder, docker_compose=f"{BASE}---\n")
     (folder / "docker-compose.override.yml").write_text(text)
     assert "both were read" in check_joined(folder / "docker-compose.yml")
 

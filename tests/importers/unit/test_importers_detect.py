@@ -180,3 +180,19 @@ def test_a_table_of_outputs_alone_is_a_mistake_in_a_cavvy_file() -> None:
 def test_several_documents_of_dstack_are_one_too_many() -> None:
     with pytest.raises(SpecError, match="a second document begins here"):
         parse_file("type: dev-environment\nide: vscode\n---\ntype: task\ncommands: [a]\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "name: a\nrun: echo hi\n",
+        "resources: {accelerators: T4}\nrun: echo hi\n",
+        "type: task\ncommands: [echo hi]\n",
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers: [{name: a, image: b}]\n",
+    ],
+)
+def test_empty_documents_do_not_count(text: str) -> None:
+    alone = parse_file(text)
+    for other in (f"{text}---\n", f"---\n---\n{text}", f"# nothing\n---\n{text}...\n---\n# end\n"):
+        found = parse_file(other)
+        assert (found.kind, found.task) == (alone.kind, alone.task)

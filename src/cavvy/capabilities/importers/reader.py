@@ -291,7 +291,8 @@ def _translate_documents(dialect: Dialect, source: TaskSource) -> Translation:
             notes.check()
     _refuse_params(dialect, notes, source.params, overrides)
     if dialect is Dialect.DSTACK:
-        check_single(documents, notes)
+        only = check_single(documents, notes)
+        documents = documents if only is None else (only,)
     found = translate(dialect, documents, notes, read_variables(overrides))
     notes.check()
     stem = slug(Path(notes.file).stem.removesuffix(".dstack").removesuffix(".sky")) or "task"

@@ -8,7 +8,6 @@ from pathlib import Path
 from cavvy.capabilities.importers.compose.values import find_inside
 from cavvy.domain.values import Struct, replace
 from cavvy.named_files import read_named
-from cavvy.spec.graph import list_filled
 from cavvy.spec.problems import ProblemNotes, SourceMark, SpecProblem
 from cavvy.spec.translation import KeptKey
 from cavvy.spec.tree import (
@@ -82,7 +81,7 @@ def join_files(root: Node, notes: ProblemNotes) -> JoinedFiles | None:
         return None
     other = read_named(file, MAX_CHARACTERS).decode(errors="replace")
     apart = ProblemNotes(name, other, notes.now)
-    documents = list_filled(compose_all(other, apart))
+    documents = compose_all(other, apart)
     only = check_single(documents, apart) if documents else None
     apart.check()
     count = len(notes.lines)
