@@ -319,7 +319,9 @@ def _shorter(product: str) -> list[str]:
     this order: hyphens and underscores; words of vendors; the memory size; and the words for the
     slot with the remaining punctuation.
     """
-    spaced = re.sub(r"[-_]", " ", product)
+    spaced = re.sub(
+        r"^(nvidia|tesla)(?=[a-z]+[0-9])", r"\1 ", re.sub(r"[-_]", " ", product), flags=re.I
+    )
     bare = _NOISE.sub(" ", spaced)
     sizeless = _SIZE_IN_NAME.sub(" ", bare)
     return [product, spaced, bare, sizeless, _SLOT.sub(" ", sizeless)]

@@ -17,6 +17,8 @@ from cavvy.catalog.accelerators import (
     ("product", "reported_mib", "name", "nominal_gib"),
     [
         ("NVIDIA A100-SXM4-80GB", 81920, "A100", 80),
+        ("NVIDIAA100-PCIE-40GB", None, "A100", 40),
+        ("teslav100", 16384, "V100", 16),
         ("NVIDIA H100 80GB HBM3", 81559, "H100", 80),
         ("NVIDIA H100 PCIe", 81559, "H100-PCIe", 80),
         ("NVIDIA H100 NVL", 95830, "H100-NVL", 94),
