@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cavvy.domain.tasks import IndexRange, JobSchedule, TaskSpec
+from cavvy.domain.tasks import Fabric, IndexRange, JobSchedule, NetworkNeed, TaskSpec
 from cavvy.spec import SpecError
 from cavvy.task_files import Translation, parse_file, parse_task
 
@@ -709,6 +709,29 @@ def test_the_selector_and_the_affinity_name_a_gpu_together(
     assert [(each.name, each.memory_min_mib) for each in needs] == expected
     selected = [each.key for each in find(job).kept if each.key.startswith("nodeSelector")]
     assert selected == [f"nodeSelector.{each}" for each in noted]
+
+
+@pytest.mark.parametrize(
+    ("name", "fabric"), [("vpc.amazonaws.com/efa", Fabric.EFA), ("rdma/ib", Fabric.INFINIBAND)]
+)
+def test_resources_of_rdma_networks_choose_the_fabric(name: str, fabric: Fabric) -> None:
+    limits = {"nvidia.com/gpu": 8, name: 4}
+    task = read(make_mpi(make_pod(), make_pod(container={"resources": {"limits": limits}})))
+    assert task.resources.network == NetworkNeed(fabric=fabric)
+    assert read(make_job()).resources.network is None
+
+
+@pytest.mark.parametrize(("count", "said"), [("1", True), ("2", False), ("$(GPUS)", False)])
+def test_variables_that_only_services_have_are_kept_as_is_an_own_number_of_processes(
+    count: str, said: bool
+) -> None:
+    own = {"PORT": "8000", "SERVE_HOST": "::", "NPROC_PER_NODE": count, "MASTER_PORT": "29500"}
+    env = [{"name": name, "value": value} for name, value in own.items()]
+    task = read(make_job(make_pod(container={"env": env})))
+    assert task.env == {"PORT": "8000", "SERVE_HOST": "::"}
+    assert task.run.startswith("export NPROC_PER_NODE=1\n") == said
+    task = read(make_job(make_pod(container={"env": env, "resources": {}})))
+    assert "export" not in task.run or count == "2"
 
 
 def test_fields_of_a_pod_are_known_on_the_node() -> None:

@@ -14,6 +14,7 @@ from cavvy.capabilities.importers.common_fields import (
     is_variable_name,
 )
 from cavvy.capabilities.importers.kubernetes.objects import (
+    FABRICS,
     ServiceObjects,
     Values,
     at,
@@ -29,25 +30,24 @@ from cavvy.domain.services import (
     ServiceSpec,
     TargetKind,
 )
-from cavvy.domain.tasks import AcceleratorNeed, ResourceSpec, TaskSpec, Volume, VolumeKind
+from cavvy.domain.tasks import (
+    AcceleratorNeed,
+    NetworkNeed,
+    ResourceSpec,
+    TaskSpec,
+    Volume,
+    VolumeKind,
+)
 from cavvy.domain.values import Struct, replace
 from cavvy.spec.engine_section import OWN_COMMAND, OWN_ENTRYPOINT
 from cavvy.spec.kept_keys import TranslationNotes
 from cavvy.spec.problems import slug
 
-# variables that the agent sets for each replica, also written by `cavvy export kubernetes`
-_AGENT = frozenset(
-    [
-        "PORT",
-        "SERVE_HOST",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "NNODES",
-        "NODE_RANK",
-        "NPROC_PER_NODE",
-        "CAVVY_HOSTS",
-    ]
-)
+_COUNT = "NPROC_PER_NODE"
+# variables that the agent sets on each node, and for each replica of a service, also written by
+# `cavvy export kubernetes`
+_OF_NODE = frozenset(["MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", _COUNT, "CAVVY_HOSTS"])
+_OF_REPLICA = _OF_NODE | {"PORT", "SERVE_HOST"}
 # the source of a variable that a command of the job sets
 ON_NODE: Mapping[str, bool] = {"isKnownOnNode": True}
 _SHELLS = frozenset(f"{folder}{name}" for folder in ("", "/bin/") for name in ("sh", "bash"))
@@ -60,7 +60,6 @@ _RATE = re.compile(r"requests?_per_sec(ond)?|request_rate|(^|_)[rq]ps($|_)")
 _IN_FLIGHT = re.compile(r"in_?flight|concurren|active_requests|requests_active")
 _GPU = re.compile(rf"{GPU_PERCENT.lower()}|duty_cycle|gpu_utili[sz]ation")
 _PROMETHEUS = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
-_NO_MAPS: Mapping[str, Mapping[str, str]] = {}
 
 
 def read_service_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> TaskSpec | None:
@@ -73,7 +72,7 @@ def read_service_task(objects: ServiceObjects, kept_keys: TranslationNotes) -> T
     run = read_command(objects)
     return TaskSpec(
         name=slug(str(at(objects.deployment, "metadata").get("name", ""))),
-        run=run,
+        run=read_own_count(objects) + run,
         image=read_image(container),
         env=env,
         secrets=secrets,
@@ -134,11 +133,12 @@ def _expand(text: str, names: Collection[str], write: Callable[[str], str]) -> s
 def read_env(
     objects: ServiceObjects,
     kept_keys: TranslationNotes,
-    config_maps: Mapping[str, Mapping[str, str]] = _NO_MAPS,
+    config_maps: Mapping[str, Mapping[str, str]] | None = None,
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the variables of the container, and the names of those that are secrets.
-    `config_maps` has the values of the ConfigMaps in the file.
+    `config_maps` has the values of the ConfigMaps in the file, and is None for services.
     """
+    own = _OF_REPLICA if config_maps is None else _OF_NODE
     env: dict[str, str] = {}
     secrets, later = list[str](), list[str]()
     for each in objects.container.get("env") or ():
@@ -152,23 +152,37 @@ def read_env(
         if "secretKeyRef" in source:
             kept_keys.note(objects.mark, f"env.{name}", f"set it with `cavvy secret set {name}`")
             secrets.append(name)
-        elif (value := _find_config(source, config_maps)) is not None:
+        elif (value := _find_config(source, config_maps or {})) is not None:
             env[name] = value
         elif source == ON_NODE:
             later.append(name)
         elif source:
             reason = f"{next(iter(source))} has no equivalent; write a value"
-            if (key := at(source, "configMapKeyRef")) and config_maps is not _NO_MAPS:
+            if (key := at(source, "configMapKeyRef")) and config_maps is not None:
                 reason = f"no ConfigMap {key.get('name')} in this file has the key "
                 reason += f"{key.get('key')}; put it there, or write a value"
             kept_keys.refuse(objects.mark, f"env.{name}", reason)
-        elif name not in _AGENT:
+        elif name not in own:
             env[name] = _fill(str(each.get("value", "")), env)
             unknown = {found[1] for found in _REFERENCE.finditer(str(each.get("value", "")))}
-            if unknown & {*secrets, *later, *_AGENT}:
+            if unknown & {*secrets, *later, *own}:
                 reason = "its value needs another variable that is known only on the node"
                 kept_keys.refuse(objects.mark, f"env.{name}", f"{reason}; set it in `command`")
     return env, tuple(secrets)
+
+
+def read_own_count(objects: ServiceObjects) -> str:
+    """Return the command that sets the number of processes that the author states in a variable
+    which each node sets to the number of its GPUs, or "" if it is this number.
+    """
+    container = objects.container
+    asked = {**at(container, "resources", "requests"), **at(container, "resources", "limits")}
+    gpus = next((asked[key] for key in asked if key in _GPUS or find_named_gpu(key)), 0)
+    for each in container.get("env") or ():
+        value = str(each.get("value", ""))
+        if each.get("name") == _COUNT and value.isdecimal() and int(value) != (int(gpus) or 1):
+            return f"export {_COUNT}={value}\n"
+    return ""
 
 
 def _find_config(source: Values, config_maps: Mapping[str, Mapping[str, str]]) -> str | None:
@@ -190,7 +204,8 @@ def _fill(value: str, env: Mapping[str, str]) -> str:
 def _read_service(objects: ServiceObjects, kept_keys: TranslationNotes) -> ServiceSpec | None:
     port = _find_port(objects)
     if port is None:
-        kept_keys.refuse(objects.mark, "ports", "no port is named; write `containerPort`")
+        reason = "no port is named by the container that gets the requests; write `containerPort`"
+        kept_keys.refuse(objects.mark, "spec.template.spec.containers.ports", reason)
         return None
     if port in _OTHER_PROTOCOLS and not _names_http(objects):
         reason = f"port {port} speaks {_OTHER_PROTOCOLS[port]}, and the gateway calls services by "
@@ -428,8 +443,10 @@ def read_resources(objects: ServiceObjects, kept_keys: TranslationNotes) -> Reso
             reason = "labels of nodes have no equivalent; `resources` determines which nodes fit"
             kept_keys.note(objects.mark, f"{_SELECTOR}.{label}", reason)
     needs = tuple(_need_gpus(gpus, kind, fitting, objects, kept_keys)) if gpus else ()
+    fabric = next((FABRICS[key] for key in asked if key in FABRICS), None)
     return ResourceSpec(
         accelerators=needs,
+        network=None if fabric is None else NetworkNeed(fabric=fabric),
         cpus_min=None if cpus is None else read_quantity(cpus) or None,
         memory_min_mib=None if memory is None else ceil(read_quantity(memory) / _MIB) or None,
         disk_gib=None if disk is None else max(1, round(read_quantity(disk) / _GIB)),

@@ -17,6 +17,7 @@ from cavvy.capabilities.importers.kubernetes.deployment import (
     read_command,
     read_env,
     read_image,
+    read_own_count,
     read_resources,
     read_volumes,
 )
@@ -180,7 +181,7 @@ def _read_pod(job: JobObject, template: Values, kept_keys: TranslationNotes) -> 
     metadata = at(job.values, "metadata")
     return TaskSpec(
         name=slug(str(metadata.get("name") or metadata.get("generateName") or "").strip("-")),
-        run=fields + before + read_command(objects),
+        run=fields + before + read_own_count(objects) + read_command(objects),
         image=read_image(objects.container),
         env=env,
         secrets=secrets,

@@ -6,6 +6,7 @@ from typing import Any
 
 from cavvy.capabilities.importers.readers import child, items, text_at
 from cavvy.catalog.accelerators import KnownAccelerator, find_accelerator
+from cavvy.domain.tasks import Fabric
 from cavvy.domain.values import Struct, field
 from cavvy.spec.kept_keys import TranslationNotes
 from cavvy.spec.problems import SourceMark
@@ -248,8 +249,14 @@ _OF_DEPLOYMENT = PodKeys(
     refused={"paused": "the replicas of a paused Deployment do not start; delete the key"},
     strict=False,
 )
+# resources of RDMA networks: of EKS, CoreWeave and AKS
+FABRICS = {
+    "vpc.amazonaws.com/efa": Fabric.EFA,
+    "rdma/ib": Fabric.INFINIBAND,
+    "rdma/shared_ib": Fabric.INFINIBAND,
+}
 _OF_RESOURCES = PodKeys(
-    read=("cpu", "memory", "nvidia.com/gpu", "amd.com/gpu", "ephemeral-storage"),
+    read=("cpu", "memory", "nvidia.com/gpu", "amd.com/gpu", "ephemeral-storage", *FABRICS),
     noted={},
     refused={},
     other="pods cannot request this resource; `resources.gpu` of a Cavvy file requests "
