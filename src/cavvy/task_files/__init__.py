@@ -402,6 +402,11 @@ def _parse(
 
         unreplaced = (note for task in tasks for note in list_unreplaced(task))
         found = replace(found, notes=(*found.notes, *unreplaced))
+    if any(task.env for task in tasks):
+        from cavvy.spec.fields.task import list_without_effect
+
+        lost = dict.fromkeys(note for task in tasks for note in list_without_effect(task))
+        found = replace(found, notes=(*found.notes, *lost))
     if source.path is None:
         return found
     beside = source.path.resolve().parent

@@ -196,3 +196,13 @@ def test_empty_documents_do_not_count(text: str) -> None:
     for other in (f"{text}---\n", f"---\n---\n{text}", f"# nothing\n---\n{text}...\n---\n# end\n"):
         found = parse_file(other)
         assert (found.kind, found.task) == (alone.kind, alone.task)
+
+
+def test_variables_that_the_nodes_set_are_said_to_have_no_effect() -> None:
+    for text in (
+        "run: a\nenv: {NNODES: '3'}\n",
+        "type: task\ncommands: [a]\nenv: [NNODES=3]\n",
+        "resources: {accelerators: T4}\nrun: a\nenvs: {NNODES: 3}\n",
+    ):
+        assert any(note.startswith("NNODES: each node sets it") for note in parse_file(text).notes)
+    assert parse_file("run: a\nenv: {WORLD: '3'}\n").notes == ()

@@ -142,6 +142,8 @@ def _check_set(name: str) -> str:
     return name if name in _CHOICES else check_variable(name)
 
 
+# The variables of a gang, which each node sets itself after those of the task.
+_OF_GANG = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "NPROC_PER_NODE")
 # The variables that each node sets itself, because its programs need them.
 _OWN_VARIABLES = {
     "PATH",
@@ -151,12 +153,14 @@ _OWN_VARIABLES = {
     "LOGNAME",
     "PWD",
     "TMPDIR",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "NODE_RANK",
-    "NNODES",
-    "NPROC_PER_NODE",
+    *_OF_GANG,
 }
+
+
+def list_without_effect(task: TaskSpec) -> list[str]:
+    """Return a note on each variable of the task that the nodes set to values of their own."""
+    reason = "each node sets it, so its value in the file has no effect; set it in the command"
+    return [f"{name}: {reason}" for name in _OF_GANG if name in task.env]
 
 
 def check_secret(name: str) -> str:
