@@ -113,7 +113,7 @@ class FailureWatch:
     def _hear(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        # whoever is told in these cases knows which node was lost: no search for a silent rank
+        # who is told in these cases knows which node was lost: no search for a silent rank
         is_known = (rejoin.is_kept() or rejoin.is_forked()) and is_lost_connection(error)
         is_lost = is_known and not self._has_failure()
         if is_lost and rejoin.is_kept():

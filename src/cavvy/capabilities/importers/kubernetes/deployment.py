@@ -547,7 +547,8 @@ def _list_fitting(objects: ServiceObjects) -> Iterator[list[_Label]]:
     ]
     affinity = at(objects.pod, _AFFINITY, "nodeAffinity")
     terms = at(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
-    for term in terms.get("nodeSelectorTerms") or ({},):
+    every: Sequence[Any] = terms.get("nodeSelectorTerms") or ({},)
+    for term in every:
         affine = [
             _Label(
                 where=_AFFINITY,
