@@ -146,6 +146,25 @@ def run_script(folder: Path, lines: str, commands: str, **variables: str) -> tup
     return done.returncode, done.stdout
 
 
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        ("#PBS -l select=2:ncpus=8:mpiprocs=2:ompthreads=4", "4 4 16"),
+        ("#PBS -l ncpus=2,ompthreads=3", "3 3 2"),
+        ("#PBS -l select=1:ncpus=8", "8 8 8"),
+        ("#PBS -l select=1:ncpus=8:ompthreads=4 -v OMP_NUM_THREADS=1", "4 1 8"),
+    ],
+)
+def test_threads_of_openmp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: str, shown: str
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    task = parse_task(f"{HEAD}{lines}\ntrue\n")
+    nodes = {"NNODES": str(task.nodes), "CAVVY_SLURM_LEADS": "1", **task.env}
+    commands = "echo $NCPUS $OMP_NUM_THREADS $PBS_NCPUS"
+    assert run_script(tmp_path, lines, commands, **nodes) == (0, f"{shown}\n")
+
+
 def test_variables_files_and_programs(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     commands = """\

@@ -87,16 +87,17 @@ _CRAY = "it counts the processes of `aprun`, which no node has; write select=NOD
 _SIZES = {"k": 10, "m": 20, "g": 30, "t": 40, "": 0}
 # resources that may stand outside of a chunk
 _PRODUCTS = ("gpu_type", "gpu_model", "gputype", "accelerator_model")
-_JOB = split_words("ncpus mem vmem pmem pvmem ngpus gpus mpiprocs procs") | {*_PRODUCTS}
+_JOB = split_words("ncpus mem vmem pmem pvmem ngpus gpus mpiprocs procs ompthreads") | {*_PRODUCTS}
 _KEYS = ("nodes", "resources.cpu", "resources.memory", "resources.gpu")
 
 
 class _Chunk(Struct, frozen=True, kw_only=True):
     """What each of some equal nodes of a job has. `processes` is how often its name is in the file
-    of the nodes."""
+    of the nodes; `threads` is for OpenMP, 0 for one a CPU."""
 
     count: int = 1
     cpus: int = 1
+    threads: int = 0
     processes: int = 1
     gpus: int = 0
     kind: str = ""
@@ -264,6 +265,7 @@ class _PbsScriptReader:
             "per_node": chunk.processes,
             "tasks_per_node": max(1, chunk.processes),
             "cpus_per_node": chunk.cpus,
+            "threads": chunk.threads or chunk.cpus,
             "gpus": chunk.gpus,
             "time_s": seconds,
             "signal": None,
@@ -385,7 +387,8 @@ class _PbsScriptReader:
             found = _Chunk(count=self._whole("select", count, mark), is_stated=True)
             chunks.append(self._add_values(found, values, mark))
         alike = {
-            (each.cpus, each.processes, each.gpus, each.kind, each.memory_mib) for each in chunks
+            (each.cpus, each.threads, each.processes, each.gpus, each.kind, each.memory_mib)
+            for each in chunks
         }
         if len(alike) > 1:
             reason = "its nodes differ, and all nodes of a job are alike; `group` joins several"
@@ -435,7 +438,9 @@ class _PbsScriptReader:
                 chunk = replace(chunk, disk_mib=self._read_size(name, value, mark))
             elif name in _PRODUCTS:
                 chunk = replace(chunk, kind=value)
-            elif name != "ompthreads":
+            elif name == "ompthreads":
+                chunk = replace(chunk, threads=self._whole(name, value, mark))
+            else:
                 reason = _UNUSED.get(name, f"{_CLUSTER}; --gpu, --region and others choose a node")
                 self._kept.note(mark, f"-l {name}", reason)
         return chunk

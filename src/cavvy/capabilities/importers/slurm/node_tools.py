@@ -420,7 +420,7 @@ def make_pbs_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
     file = os.path.join(env[FOLDER], "nodefile")
     with open(file, "w", encoding="utf-8") as lines:
         lines.write("".join(f"{host}\n" * plan["per_node"] for host in hosts))
-    cpus = plan["cpus_per_node"]
+    cpus, threads = plan["cpus_per_node"], plan["threads"]
     values: dict[str, Any] = {
         "PBS_ENVIRONMENT": "PBS_BATCH",
         "PBS_JOBID": f"{number}.cavvy",
@@ -442,11 +442,11 @@ def make_pbs_variables(plan: dict[str, Any], nodes: int) -> dict[str, str]:
         "PBS_NUM_NODES": nodes,
         "PBS_NUM_PPN": plan["per_node"],
         "PBS_NP": plan["ntasks"],
-        "NCPUS": cpus,
+        "NCPUS": threads,
         "PBS_NCPUS": cpus * nodes,  # of the National Computational Infrastructure
         "PBS_NGPUS": plan["gpus"] * nodes,
         "PBS_JOBFS": make_own_folder(),
-        "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", cpus),
+        "OMP_NUM_THREADS": env.get("OMP_NUM_THREADS", threads),
         # an Open MPI that was built for PBS would look for its daemons
         "OMPI_MCA_plm": "rsh",
         "OMPI_MCA_ras": "^tm",
