@@ -275,6 +275,41 @@ def test_an_mpi_job_runs_its_launcher_on_the_workers() -> None:
         read(job)
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "retries"),
+    [
+        ("PyTorchJob", "pytorchReplicaSpecs", None),
+        ("TFJob", "tfReplicaSpecs", 0),
+        ("JAXJob", "jaxReplicaSpecs", 0),
+        ("XGBoostJob", "xgbReplicaSpecs", 0),
+        ("MPIJob", "mpiReplicaSpecs", 0),
+    ],
+)
+def test_each_operator_has_its_own_default_of_restarts(
+    kind: str, key: str, retries: int | None
+) -> None:
+    roles = {"Launcher": 1, "Worker": 2} if kind == "MPIJob" else {"Worker": 2}
+    job = make_gang(kind, key, **roles)
+    for role in job["spec"][key].values():
+        del role["restartPolicy"]
+    assert read(job).retry.exit == retries
+    for role in job["spec"][key].values():
+        role["restartPolicy"] = "OnFailure"
+    assert read(job).retry.exit is None
+    assert read({**job, "spec": {**job["spec"], "runPolicy": {"backoffLimit": 2}}}).retry.exit == 2
+
+
+@pytest.mark.parametrize(("policy", "retries"), [({}, 6), ({"backoffLimit": 0}, 0)])
+def test_the_launcher_of_the_second_mpi_operator_is_a_job(
+    policy: dict[str, int], retries: int
+) -> None:
+    job = make_gang("MPIJob", "mpiReplicaSpecs", {"runPolicy": policy}, Launcher=1, Worker=2)
+    job["apiVersion"] = "kubeflow.org/v2beta1"
+    assert read(job).retry.exit == retries  # also with restartPolicy: Never
+    del job["spec"]["mpiReplicaSpecs"]["Launcher"]["restartPolicy"]
+    assert read(job).retry.exit == retries
+
+
 def test_a_train_job() -> None:
     trainer = {"image": "x", "command": ["torchrun", "a.py"], "numNodes": 3, "numProcPerNode": 4}
     trainer["resourcesPerNode"] = {"limits": {"nvidia.com/gpu": 4}}
@@ -303,8 +338,10 @@ def test_a_train_job() -> None:
 
 
 def test_a_job_set_is_a_gang() -> None:
-    task = read(make_job_set(replicas=2, parallelism=2, completions=2))
+    task = read(make_job_set(replicas=2, parallelism=2, completions=2, backoffLimit=0))
     assert (task.nodes, task.retry.exit) == (4, 3)
+    # each of the four tries of the set has seven tries of a job, by Kubernetes' default
+    assert read(make_job_set()).retry.exit == 27
     shown = task.run.replace(
         "exec python train.py --peer x", "echo $JOB_INDEX $JOB_COMPLETION_INDEX"
     )

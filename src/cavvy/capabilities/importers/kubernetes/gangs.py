@@ -26,6 +26,7 @@ from cavvy.domain.values import Struct, replace
 from cavvy.spec.kept_keys import TranslationNotes
 
 PodReader = Callable[[JobObject, Values, TranslationNotes], TaskSpec | None]
+BACKOFF_LIMIT = 6  # Kubernetes' default for a Job
 BACKOFF_S = 10  # the delay before the first retry, which doubles
 GONE = "an ended job stays in the list until `cavvy rm` removes it"
 _SUSPENDED = "a suspended job does not start; delete the key"
@@ -79,10 +80,12 @@ export JOB_GLOBAL_INDEX="$JOB_INDEX"
 
 class _Operator(Struct, frozen=True, kw_only=True):
     """One kind of the training operator: the key of its roles, the roles whose pods are the nodes,
-    in the order of their ranks, and its other keys."""
+    in the order of their ranks, the `restartPolicy` of those that state none, and its other keys.
+    """
 
     specs: str
     roles: tuple[str, ...]
+    restart: str = "Never"
     read: tuple[str, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     noted: tuple[tuple[str, str], ...] = ()
@@ -92,6 +95,7 @@ _OPERATORS = {
     "PyTorchJob": _Operator(
         specs="pytorchReplicaSpecs",
         roles=("Master", "Worker"),
+        restart="OnFailure",
         read=("nprocPerNode",),
         refused=(("elasticPolicy", "the number of nodes of a job is fixed; delete the key"),),
     ),
@@ -210,7 +214,7 @@ def _read_operator_job(
         task = task and replace(task, nodes=nodes, run=_begin(job.kind, spec, roles) + task.run)
     if task is None:
         return None
-    retry = _read_restarts(next(iter(roles.values())), policy)
+    retry = _read_restarts(job, next(iter(roles.values())), policy)
     return replace(task, limits=read_limits(policy), retry=retry)
 
 
@@ -459,14 +463,21 @@ def _read_job_set(job: JobObject, read_pod: PodReader, kept: TranslationNotes) -
     if first in task.run or any(first in value for value in task.env.values()):
         reason = f"the name {first} does not exist here; write $MASTER_ADDR in the command"
         kept.refuse(job.mark, "spec.replicatedJobs", reason)
-    retry = _read_max_restarts(spec)
+    retry = _read_max_restarts(spec, int(inner.get("backoffLimit", BACKOFF_LIMIT)))
     nodes = int(parts[0].get("replicas", 1)) * max(1, pods)
     return replace(task, nodes=nodes, run=_JOBSET.format(pods=max(1, pods)) + task.run, retry=retry)
 
 
-def _read_max_restarts(spec: Values) -> RetryPolicy:
+def _read_max_restarts(spec: Values, limit: int = 0) -> RetryPolicy:
+    """Return the retries of a set of jobs. Each job starts its pods again `limit` times, and then
+    the set starts all jobs again, `maxRestarts` times.
+    """
     restarts = int(at(spec, "failurePolicy").get("maxRestarts", 0))
-    return RetryPolicy(exit=restarts, delay=timedelta(seconds=BACKOFF_S if restarts else 0))
+    return _make_retry((restarts + 1) * (limit + 1) - 1)
+
+
+def _make_retry(count: int) -> RetryPolicy:
+    return RetryPolicy(exit=count, delay=timedelta(seconds=BACKOFF_S if count else 0))
 
 
 def _count_processes(text: str) -> str:
@@ -476,9 +487,12 @@ def _count_processes(text: str) -> str:
     return text if text.isdecimal() else "1"  # cpu: one process
 
 
-def _read_restarts(role: Values, policy: Values) -> RetryPolicy:
-    """Return the retries of a replica that fails. OnFailure is the operator's default."""
-    restart = role.get("restartPolicy", "OnFailure")
+def _read_restarts(job: JobObject, role: Values, policy: Values) -> RetryPolicy:
+    """Return the retries of a replica that fails."""
+    if str(job.values.get("apiVersion")).startswith("kubeflow.org/v2"):
+        # the launcher of an MPIJob is a Job of Kubernetes, which counts all failures of its pods
+        return _make_retry(int(policy.get("backoffLimit", BACKOFF_LIMIT)))
+    restart = role.get("restartPolicy", _OPERATORS[job.kind].restart)
     if restart == "Never":
         return RetryPolicy(exit=0)
     limit = policy.get("backoffLimit")

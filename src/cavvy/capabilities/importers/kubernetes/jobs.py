@@ -22,6 +22,7 @@ from cavvy.capabilities.importers.kubernetes.deployment import (
     read_volumes,
 )
 from cavvy.capabilities.importers.kubernetes.gangs import (
+    BACKOFF_LIMIT,
     BACKOFF_S,
     GANG_KINDS,
     GONE,
@@ -47,7 +48,6 @@ from cavvy.spec.fields.times import check_cron
 from cavvy.spec.kept_keys import TranslationNotes
 from cavvy.spec.problems import slug
 
-_BACKOFF_LIMIT = 6  # Kubernetes' default for a Job
 _QUEUE = "kueue.x-k8s.io/queue-name"
 _LEAST = "kueue.x-k8s.io/job-min-parallelism"
 # the annotations and labels with an index of a pod, and the variables that have it here
@@ -122,7 +122,7 @@ def read_job(job: JobObject, kept_keys: TranslationNotes) -> TaskSpec | None:
         reason = "a schedule starts one job each time, and no array; write 1"
         kept_keys.refuse(job.mark, "spec.jobTemplate.spec.completions", reason)
         array, parallel = (), None
-    limit = int(spec.get("backoffLimit", _BACKOFF_LIMIT))
+    limit = int(spec.get("backoffLimit", BACKOFF_LIMIT))
     if limit < 0:
         kept_keys.refuse(job.mark, "spec.backoffLimit", "expected 0 or more")
     run = task.run
