@@ -446,9 +446,10 @@ def test_a_cache_in_the_home_folder_is_a_folder_of_the_container(folder: Path) -
 
 
 def test_a_missing_folder_whose_name_begins_with_a_point(folder: Path) -> None:
-    task = read_one(folder, "volumes: ['./.cache/:/cache']")
-    assert task.volumes == ()
-    assert "./.cache/ is empty here" in list_notes(folder)
+    for source in ("./.cache/", "./data/.cache"):
+        task = read_one(folder, f"volumes: ['{source}:/cache']")
+        assert task.volumes == ()
+        assert f"{source} is empty here" in list_notes(folder)
 
 
 def put(folder: Path, **files: str) -> None:

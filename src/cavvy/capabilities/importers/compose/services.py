@@ -398,7 +398,7 @@ def _read_volume(name: str, node: Node, reader: ComposeReader) -> Volume | None:
     inner = inside(source, node.mark, reader)
     place = reader.folder / inner
     is_empty = place.is_dir() and not any(place.iterdir())
-    is_folder = source.endswith("/") or "." not in posixpath.basename(inner)
+    is_folder = source.endswith("/") or not posixpath.splitext(inner)[1]
     if is_empty or (not place.exists() and is_folder):
         reason = f"{source} is empty here, so {target} is a folder of the container"
         reader.kept.note(node.mark, where, reason)
