@@ -83,6 +83,41 @@ def test_dependencies_of_the_head(tmp_path: Path) -> None:
     assert "setup" not in found.keys
 
 
+INDEX = """\
+# /// script
+# dependencies = ["torch", "own"]
+# [tool.uv.sources]
+# torch = { index = "cpu" }
+# own = WHERE
+# [[tool.uv.index]]
+# name = "cpu"
+# url = "https://example.org/cpu"
+# ///
+"""
+
+
+def test_a_head_with_a_table_for_uv_is_installed_by_uv(tmp_path: Path) -> None:
+    """pip knows neither its indexes nor its repositories, and installed others of these names."""
+    head = INDEX.replace("WHERE", '{ git = "https://example.org/own" }')
+    setup = read(make(tmp_path / "t.py", f"#!/usr/bin/env python3\n{head}x\n"))["setup"]
+    assert isinstance(setup, dict)
+    assert setup["uses"] == []  # another edit of the script does not install all again
+    begin, _, rest = setup["run"].partition("<<'END'\n")
+    assert rest.startswith(f"{head}END\npython3 -m pip install uv && uv sync ")
+    assert rest.endswith(' --script "$head"')
+    assert begin.startswith("head=")
+
+
+def test_a_head_that_names_a_package_by_its_path(tmp_path: Path) -> None:
+    head = INDEX.replace("WHERE", '{ path = "..", editable = true }')
+    script = make(tmp_path / "scripts/t.py", f"{head}x\n")
+    setup = read_script(script, script.read_text(), [], tmp_path, processes=1).keys["setup"]
+    assert "uses" not in setup  # the whole folder
+    assert setup["run"].endswith(" --script scripts/t.py")
+    with pytest.raises(ValueError, match=r"t.py:1: the head names a package at \.\., outside"):
+        read_script(script, script.read_text(), [], tmp_path / "scripts", processes=1)
+
+
 def test_dependencies_of_the_nearest_file(tmp_path: Path) -> None:
     script = make(tmp_path / "src/t.py", "x\n")
 

@@ -25,6 +25,17 @@ from cavvy.task_files.foreign import ScriptTask
 
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata/
 _HEAD, _HEAD_END = "# /// script", "# ///"
+# Only uv knows what the table `tool.uv` says: of which index or repository a package is.
+_UV = (
+    "python3 -m pip install uv && uv sync --quiet --active --inexact "
+    '--python "$(command -v python3)" --script {script}'
+)
+_COPY_HEAD = """\
+head="$(mktemp -d)/head.py"
+cat > "$head" <<'END'
+{head}
+END
+{sync}"""
 # The process group, or what reads the variables that torchrun sets.
 _DISTRIBUTED = re.compile(
     r"\btorch\.distributed\b|\bfrom torch import distributed\b|\binit_process_group\("
@@ -206,16 +217,53 @@ def _find_interpreter(path: Path, suffix: str, text: str) -> list[str]:
 
 def _find_setup(path: Path, text: str, folder: Path, notes: list[str]) -> FileSetup | None:
     """Return the setup that installs the dependencies of a script, or None without any."""
-    head = _read_head(path, text)
-    if head is None:
+    found = _find_head(path, text)
+    if found is None:
         return find_file_setup(path, folder, notes)
+    line, head = found
     if version := head.get("requires-python"):
         notes.append(f"{path.name} needs Python {version}; the node's own python3 runs it")
     needs = [str(each) for each in head.get("dependencies", ())]
     if not needs:
         return None
     notes.append(f"the setup installs what the head of {path.name} states: {', '.join(needs)}")
+    tools = head.get("tool")
+    if isinstance(tools, dict) and (options := tools.get("uv")):
+        return _make_uv_setup(path, line, text, options, folder)
     return FileSetup(keys={"run": f"python3 -m pip install {join(needs)}", "uses": []})
+
+
+def _make_uv_setup(path: Path, line: int, text: str, options: object, folder: Path) -> FileSetup:
+    """Return the setup for a head with a table for uv. The head alone is enough, unless it names
+    packages by their paths, which need all files. Raises ValueError for a path elsewhere.
+    """
+    places = list(_list_paths(options))
+    for each in places:
+        if not (path.parent / each).resolve().is_relative_to(folder):
+            raise ValueError(
+                f"{path}:{line}: the head names a package at {each}, outside of the job's folder; "
+                "start it in a folder with both, or name the package's index or repository"
+            )
+    if places:
+        name = str(path.relative_to(folder))
+        return FileSetup(keys={"run": _UV.format(script=quote(name))})
+    (_, content), *_ = _list_heads(text.split("\n"))
+    head = "\n".join((_HEAD, *content, _HEAD_END))
+    run = _COPY_HEAD.format(head=head, sync=_UV.format(script='"$head"'))
+    return FileSetup(keys={"run": run, "uses": []})
+
+
+def _list_paths(options: object) -> Iterator[str]:
+    """Yield the paths of packages and indexes in a table for uv."""
+    match options:
+        case {"path": str(path)}:
+            yield path
+        case dict():
+            for each in options.values():
+                yield from _list_paths(each)
+        case list():
+            for each in options:
+                yield from _list_paths(each)
 
 
 def _add_setup(keys: dict[str, Any], setup: FileSetup | None) -> dict[str, Any]:
@@ -226,8 +274,10 @@ def _add_setup(keys: dict[str, Any], setup: FileSetup | None) -> dict[str, Any]:
     return {**keys, "run": f"{setup.begin}\n{keys['run']}"} if setup.begin else keys
 
 
-def _read_head(path: Path, text: str) -> dict[str, Any] | None:
-    """Return the metadata in the head of a script, or None if it has none. Raises ValueError."""
+def _find_head(path: Path, text: str) -> tuple[int, dict[str, Any]] | None:
+    """Return the line and the metadata of the head of a script, or None if it has none. Raises
+    ValueError.
+    """
     found = list(_list_heads(text.split("\n")))
     if not found:
         return None
@@ -235,7 +285,7 @@ def _read_head(path: Path, text: str) -> dict[str, Any] | None:
         raise ValueError(f"{path}: the head `# /// script` appears twice; keep one of them")
     line, content = found[0]
     try:
-        return tomllib.loads("\n".join(each[2:] for each in content))
+        return line, tomllib.loads("\n".join(each[2:] for each in content))
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}:{line}: the head `# /// script` is no TOML: {error}") from None
 
