@@ -118,6 +118,26 @@ def test_a_head_that_names_a_package_by_its_path(tmp_path: Path) -> None:
         read_script(script, script.read_text(), [], tmp_path / "scripts", processes=1)
 
 
+def test_a_project_whose_packages_pip_would_not_find_is_installed_by_uv(tmp_path: Path) -> None:
+    script = make(tmp_path / "t.py", "x\n")
+    project = "[project]\nname = 'x'\ndependencies = ['own']\n[tool.uv]\npackage = false\n"
+
+    def run() -> object:
+        setup = read(script)["setup"]
+        assert isinstance(setup, dict)
+        return setup["run"]
+
+    make(tmp_path / "pyproject.toml", project)
+    assert run() == "python3 -m pip install ."
+    make(tmp_path / "pyproject.toml", f"{project}sources.own = {{ path = 'own' }}\n")
+    assert run() == "python3 -m pip install uv && uv pip install --quiet ."
+    lock = '[[package]]\nname = "own"\nsource = { registry = "https://pypi.org/simple" }\n'
+    make(tmp_path / "uv.lock", lock)
+    assert "uv export" in str(run())
+    make(tmp_path / "uv.lock", lock.replace("pypi.org/simple", "example.org/cpu"))
+    assert "uv sync" in str(run())
+
+
 def test_dependencies_of_the_nearest_file(tmp_path: Path) -> None:
     script = make(tmp_path / "src/t.py", "x\n")
 

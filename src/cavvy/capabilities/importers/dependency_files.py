@@ -25,6 +25,14 @@ _FILES = {
     "requirements.txt": "python3 -m pip install -r {file}",
     "pyproject.toml": "python3 -m pip install {folder}",
 }
+# The same where pip would look for packages at other places than uv.
+_BY_UV = {
+    "uv.lock": (
+        "python3 -m pip install uv && uv sync --quiet --frozen --active --inexact "
+        '--no-install-workspace --python "$(command -v python3)" --directory {folder}'
+    ),
+    "pyproject.toml": "python3 -m pip install uv && uv pip install --quiet {folder}",
+}
 # The environment lies in the folder of the setup, which later jobs find, or in that of an image.
 _PLACE = '"${CAVVY_SETUP_DIR:-$HOME/.cavvy-setup}"'
 _BEGIN = f". {_PLACE}/activate"
@@ -66,6 +74,7 @@ activation="\\$(pixi shell-hook --frozen --manifest-path '$folder/pixi/{manifest
 eval "\\$activation"
 END
 {begin}"""
+_INDEX = "https://pypi.org/simple"
 _NAME = re.compile(r"(?:[^:]*::)?([A-Za-z0-9_.-]+)")
 
 
@@ -90,6 +99,8 @@ def find_file_setup(path: Path, folder: Path, notes: list[str]) -> FileSetup | N
                     continue
                 notes.append(f"the setup installs what {found} states")
                 above = os.path.relpath(place, folder)
+                if name in _BY_UV and _needs_uv(place / name):
+                    command = _BY_UV[name]
                 setup = command.format(file=quote(found), folder=quote(above))
                 beside = str((place / "pyproject.toml").relative_to(folder))
                 uses = {"uv.lock": [found, beside], "requirements.txt": [found]}.get(name)
@@ -218,6 +229,25 @@ def _is_project(path: Path) -> bool:
         return bool(tomllib.loads(path.read_text("utf-8")).get("project", {}).get("dependencies"))
     except (OSError, ValueError):
         return False
+
+
+def _needs_uv(path: Path) -> bool:
+    """Return whether a `uv.lock` or `pyproject.toml` names a place of a package that pip does not
+    know: of another index than pip's, or a repository or folder in a table for uv.
+    """
+    try:
+        values = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return False  # uv or pip says what is wrong
+    match values:
+        case {"tool": {"uv": dict(table)}}:
+            return bool(table.get("sources") or table.get("index"))
+        case {"package": [*packages]}:
+            found = [each.get("source") for each in packages if isinstance(each, dict)]
+            return any(
+                isinstance(each, dict) and each.get("registry", _INDEX) != _INDEX for each in found
+            )
+    return False
 
 
 def _list_folders(path: Path, folder: Path) -> Iterator[Path]:
