@@ -190,7 +190,8 @@ def _speak(project: str, target: str) -> None:
 @click.option(
     "--checkpoint",
     is_flag=True,
-    help="Copy the newest checkpoint of the job SOURCE to a new folder, also after the job's end.",
+    help="Copy the newest checkpoint of the job SOURCE to a new folder, also after the job's end. "
+    "NAME:PATH is one file or folder of it.",
 )
 @replace_option
 def cp_command(
@@ -200,9 +201,9 @@ def cp_command(
 
     cavvy cp digits:out/weights.pt . · cavvy cp data/ digits:1:/tmp/data
 
-    What an ended job saved in its checkpoint folder is copied by its name alone:
+    What an ended job saved in its checkpoint folder is copied by its name alone, or a part of it:
 
-    cavvy cp --checkpoint digits weights
+    cavvy cp --checkpoint digits weights · cavvy cp --checkpoint digits:best.pt .
 
     A relative path on a node starts in the job's folder. Files from a node are written only below
     TARGET: names outside TARGET are refused, links that lead out of the folder are skipped, a .git

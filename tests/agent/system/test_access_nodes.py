@@ -420,3 +420,25 @@ def test_the_checkpoint_of_an_ended_job_is_copied(home: Path, tmp_path: Path) ->
     refused = cavvy("cp", "--checkpoint", "none", str(tmp_path / "no"))
     assert (refused.returncode, b"has no checkpoint" in refused.stderr) == (1, True)
     assert not (tmp_path / "no").exists()
+
+
+def test_one_file_or_folder_of_a_checkpoint_is_copied(home: Path, tmp_path: Path) -> None:
+    run = "mkdir -p state/deep; echo a > state/deep/w; echo b > state/deep/v; echo c > state/top"
+    with connect() as client:
+        client.submit(f"{{name: saved, checkpoint: state, run: '{run}'}}")
+        wait_until(lambda: client.job("default", "saved").phase == "done")
+    (here := tmp_path / "here").mkdir()
+    done = cavvy("cp", "--checkpoint", "saved:deep/w", str(here))
+    assert (done.returncode, done.stdout) == (0, b""), done.stderr
+    assert [(each.name, each.read_text()) for each in here.iterdir()] == [("w", "a\n")]
+    again = cavvy("cp", "--checkpoint", "saved:deep/w", str(here))
+    assert (again.returncode, b"is not replaced" in again.stderr) == (2, True)
+    assert cavvy("cp", "--checkpoint", "saved:top", str(here / "new")).returncode == 0
+    assert (here / "new").read_text() == "c\n"
+    assert cavvy("cp", "--checkpoint", "saved:deep/", str(here)).returncode == 0
+    assert {each.name for each in (here / "deep").iterdir()} == {"v", "w"}
+    missing = cavvy("cp", "--checkpoint", "saved:state/top", str(here / "no"))
+    assert missing.returncode == 1
+    assert b"has no state/top" in missing.stderr
+    assert b"it has deep/v, deep/w, top" in missing.stderr
+    assert {each.name for each in here.iterdir()} == {"w", "new", "deep"}

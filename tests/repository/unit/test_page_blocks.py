@@ -50,6 +50,7 @@ PROGRAMS = {
     "tutorials/training-with-resume.md": "tests/train/torch/test_train_guides.py",
 }
 ELSEWHERE = {
+    "guides/language-models.md": "openai and a model; test_gateway_openai.py calls each route with it",
     "guides/trainers.md": "transformers and lightning; tests/train/torch/test_train_trainers.py runs both",
     "extend/write-a-capability.md": "examples/capability; tests/frame adds it to a copy",
     "extend/write-a-provider.md": "parts of a package; examples/provider is a whole one, with tests",
@@ -103,6 +104,7 @@ NOT_RUN = {
     ("guides/language-models.md", "curl"): "a language model of 200 MB",
     ("guides/language-models.md", "cavvy services key"): "a language model of 200 MB",
     ("guides/data.md", "cavvy run task.yaml --workdir"): "files of the reader",
+    ("guides/data.md", "cavvy cp --checkpoint"): "a job that ended; test_access_nodes.py copies",
     ("guides/devices.md", ""): "devices; scripts/demo_edge.py does all of it",
     ("guides/serve.md", "cavvy deploy"): "a model that a job has trained",
     ("guides/serve.md", "cd examples/plan-service"): "half a minute; test_service_plan.py plans",
@@ -160,6 +162,7 @@ OTHERS = {
     ("guides/install.md", "configMapGenerator"): "Kustomize",
     ("extend/write-a-capability.md", "[project"): "a package",
     ("guides/install.md", "patches"): "Kustomize",
+    ("guides/install.md", "# systemctl edit"): "systemd",
     ("guides/isolation.md", "# ~/.ssh/config"): "OpenSSH",
     ("guides/kubernetes.md", "- {name"): "the file of the setting `pools`",
     ("guides/postgresql.md", "[Service]"): "systemd",

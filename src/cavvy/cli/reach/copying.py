@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _PIECE = 256 * 1024
 _CHECKPOINT = "checkpoint"  # the folder of a snapshot in which the server lays a checkpoint
+_NAMED = 10  # files of a checkpoint in a hint
 _AHEAD = 8  # maximum number of chunks in flight
 _T = TypeVar("_T")
 
@@ -82,34 +83,47 @@ def copy(source: str, target: str, project: str, quiet: bool, *, replace: bool =
 
 
 def copy_checkpoint(name: str, target: str, project: str, quiet: bool) -> None:
-    """Copy the newest checkpoint of a job, also of an ended one, to the new or empty folder
-    `target`, or into a new folder with the job's name in it. Raises CommandFailure, ApiError.
+    """Copy the newest checkpoint of a job, also of an ended one, or the file or folder of it that
+    NAME:PATH names. A folder arrives in the new or empty folder `target`, or in a new one with the
+    folder's or the job's name in it; a file at `target`, or in it. Raises CommandFailure, ApiError.
     """
     from cavvy.cli.reach.names import find_job
     from cavvy.cli.reach.session import session
-    from cavvy.client.blobs import download_snapshot
+    from cavvy.client.blobs import download_files, read_snapshot
     from cavvy.client.model_folder import make_model_folder
 
-    if ":" in name:
-        hint = f"write `cavvy cp --checkpoint {name.partition(':')[0]} {target}`"
-        raise CommandFailure("--checkpoint copies the whole checkpoint of a job", hint, 2)
+    name, _, path = name.partition(":")
+    path = posixpath.normpath(f"/{path}").strip("/")
     bar = _Bar(quiet or not sys.stderr.isatty())
     with session() as client:
         job = find_job(client, project, name)
-        folder = _choose_folder(Path(target).expanduser(), job.name)
         made = make_model_folder(client, job.project, job.name, [], _CHECKPOINT)
-        sizes = {each.path: each.size for each in made.files}
+        wanted = _choose_files(job.name, path, [each.path for each in made.files])
+        to, is_file = Path(target).expanduser(), wanted == {path: PurePosixPath(path).name}
+        folder = _choose_file(to, wanted[path]) if is_file else _choose_folder(to, path or job.name)
+        sizes = {wanted[each.path]: each.size for each in made.files if each.path in wanted}
         bar.total = sum(sizes.values())
 
-        def note(path: str) -> None:
+        def note(file: str) -> None:
             bar.files += 1
-            bar.move(sizes.get(path, 0))
+            bar.move(sizes.get(file, 0))
 
         # The part is that of this checkpoint: a later one does not go on with its files.
         part = folder.with_name(name_part(f"{folder.name}.{made.snapshot[:16]}"))
+        found = {f"{_CHECKPOINT}/{inside}": arrives for inside, arrives in wanted.items()}
         try:
-            download_snapshot(client, job.project, made.snapshot, _CHECKPOINT, part, note)
-            part.replace(folder)
+            entries = read_snapshot(client, job.project, made.snapshot)
+            files = [
+                (found[each.path], each.sha256, each.size)
+                for each in entries
+                if each.sha256 and each.path in found
+            ]
+            download_files(client, job.project, files, part, note)
+            if is_file:
+                (part / wanted[path]).replace(folder)
+                part.rmdir()
+            else:
+                part.replace(folder)
         except OSError as error:
             raise CommandFailure(f"{error.filename or folder}: {error.strerror}") from error
     bar.done()
@@ -117,10 +131,40 @@ def copy_checkpoint(name: str, target: str, project: str, quiet: bool) -> None:
         _note_obeyed(obeyed)
 
 
+def _choose_files(job: str, path: str, files: Sequence[str]) -> dict[str, str]:
+    """Return the wanted files of a checkpoint, each with its name in the copy: all of them, the one
+    at `path`, or those in the folder `path`. Raises CommandFailure if there are none.
+    """
+    if not path:
+        return {each: each for each in files}
+    if path in files:
+        return {path: PurePosixPath(path).name}
+    inside = {each: each.removeprefix(f"{path}/") for each in files if each.startswith(f"{path}/")}
+    if not inside:
+        shown, left = sorted(files)[:_NAMED], max(0, len(files) - _NAMED)
+        names = escape_controls(", ".join(shown)) + (f" and {left:,} more" if left else "")
+        raise CommandFailure(
+            f"the newest checkpoint of {job} has no {escape_controls(path)}", f"it has {names}"
+        )
+    return inside
+
+
+def _choose_file(target: Path, name: str) -> Path:
+    """Return where a file of a checkpoint arrives: at `target`, or as `name` in this folder."""
+    target = target / name if target.is_dir() else target
+    if target.exists() or target.is_symlink():
+        message = f"{escape_controls(str(target))} exists, and is not replaced"
+        raise CommandFailure(message, "name a file that does not exist yet", 2)
+    if not target.parent.is_dir():
+        raise CommandFailure(f"{target}: {os.strerror(errno.ENOENT)}")
+    _refuse_git(target)
+    return target
+
+
 def _choose_folder(target: Path, name: str) -> Path:
-    """Return the new or empty folder for a checkpoint: `target`, or `name` in it."""
+    """Return the new or empty folder for files of a checkpoint: `target`, or `name` in it."""
     if target.is_dir() and any(target.iterdir()):
-        target /= name
+        target /= PurePosixPath(name).name
     if target.is_symlink() or target.is_file() or (target.is_dir() and any(target.iterdir())):
         message = f"{escape_controls(str(target))} exists, and a checkpoint needs a new folder"
         raise CommandFailure(message, "name a folder that does not exist yet", 2)
