@@ -263,6 +263,12 @@ class FakeClient:
             jobs=rows, cursor=str(first + limit) if first + limit < len(wanted) else None
         )
 
+    def search_jobs(
+        self, *, user: str, phase: Collection[str], offset: int, limit: int, **rest: object
+    ) -> wire.JobMatches:
+        every = [job for job in self.jobs(phases=phase, limit=1000).jobs if job.user == user]
+        return wire.JobMatches(jobs=every[offset : offset + limit], total=len(every))
+
     def events(
         self, project: str, name: str, *, after: int = 0, wait_s: float = 0
     ) -> wire.EventPage:

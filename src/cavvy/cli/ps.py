@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _RECENT = 20
+_NO_JOBS = "no jobs yet; start one with `cavvy run task.yaml`"
 
 
 @click.command("ps")
@@ -38,6 +39,7 @@ _RECENT = 20
     metavar="PHASE",
     help="List only jobs in this phase, such as running or failed.",
 )
+@click.option("--user", default="", help="List only the jobs of this user.")
 @click.option(
     "--best",
     metavar="METRIC:min|max",
@@ -51,12 +53,15 @@ def command(
     everything: bool,
     project: str | None,
     phase: tuple[str, ...],
+    user: str,
     best: str | None,
     limit: int | None,
     watch: bool,
     output: str,
 ) -> None:
     """List jobs, newest first, or the jobs of one array, the replicas of a service, or one job."""
+    if array is not None and user:
+        raise CommandFailure("expected either a name or --user", "leave one of both out", 2)
     if array is not None:
         _array_out(array, project, phase, best, limit, watch, output)
         return
@@ -67,12 +72,12 @@ def command(
     wanted = limit or (None if everything else _RECENT)
 
     def show(found: "tuple[list[JobListing], bool]") -> None:
-        _jobs_out(found[0], output)
+        _jobs_out(found[0], output, f"{user} has no jobs" if user else _NO_JOBS)
         if found[1] and output == "table" and not limit:
             click.echo("… show older jobs: cavvy ps --all")
 
     def read(client: "ApiClient") -> "tuple[list[JobListing], bool]":
-        return list_jobs(client, project, phase, wanted, arrays=grouped)
+        return list_jobs(client, project, phase, wanted, arrays=grouped, user=user)
 
     show_repeatedly(read, show, watch, output)
 
@@ -122,7 +127,7 @@ def _array_out(
     show_repeatedly(read, show, watch, output)
 
 
-def _jobs_out(rows: "list[JobListing]", output: str) -> None:
+def _jobs_out(rows: "list[JobListing]", output: str, empty: str = _NO_JOBS) -> None:
     from cavvy.cli.view import formatting
 
     columns = [
@@ -130,6 +135,7 @@ def _jobs_out(rows: "list[JobListing]", output: str) -> None:
         TableColumn("id", hidden=True),
         TableColumn("tags", hidden=True),
         TableColumn("project", drop=2),
+        TableColumn("user", drop=8, hidden=len({row.user for row in rows}) < 2),
         TableColumn("phase"),
         TableColumn("submitted_at", "SUBMITTED", formatting.show_ago, drop=6),
         TableColumn("since", "SINCE", formatting.show_ago, hidden=True),
@@ -149,7 +155,7 @@ def _jobs_out(rows: "list[JobListing]", output: str) -> None:
         TableColumn("reason", cut=True),
     ]
     shown = [asdict(row) | _queue_cells(row, output) for row in rows]
-    rows_out(columns, shown, output, empty="no jobs yet; start one with `cavvy run task.yaml`")
+    rows_out(columns, shown, output, empty=empty)
 
 
 def _queue_cells(row: "JobListing", output: str) -> dict[str, object]:

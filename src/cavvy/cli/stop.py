@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 @click.argument("names", nargs=-1, shell_complete=complete_jobs)
 @project_option
 @click.option("--all", "everything", is_flag=True, help="Stop all unfinished jobs of the project.")
+@click.option("--user", default="", help="With --all: only the jobs of this user.")
 @click.option("--wait/--no-wait", default=True, help="Wait until the jobs have ended.")
 @needless_yes_option
-def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) -> None:
+def command(names: tuple[str, ...], project: str, everything: bool, user: str, wait: bool) -> None:
     """Stop jobs, all jobs of an array, or a service. Each job gets its grace period to save its
     work; then its nodes are released.
 
@@ -40,16 +41,20 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
         raise CommandFailure(
             "expected either names of jobs or --all", "`cavvy ps` lists jobs", exit_code=2
         )
+    if user and not everything:
+        raise CommandFailure("--user needs --all", f"`cavvy ps --user {user}` lists the jobs", 2)
     from cavvy.client.array_wire import ArrayDetail
     from cavvy.client.service_wire import NamedService, end_service
     from cavvy.client.wire import JobDetail
 
     services: list[str] = []
+    theirs: set[str] = set()
     with session() as client:
         if everything:
-            rows = list_jobs(client, project, UNFINISHED, arrays=True)[0]
+            rows = list_jobs(client, project, UNFINISHED, arrays=True, user=user)[0]
             ids = [row.id for row in rows if not row.members]
-            arrays = [row.id for row in rows if row.members]
+            arrays = [row.id for row in rows if row.members and not row.service]
+            theirs = {row.service for row in rows}
         else:
             found = _find_all(client, project, names)
             ids = [each.id for each in found if isinstance(each, JobDetail)]
@@ -74,8 +79,9 @@ def command(names: tuple[str, ...], project: str, everything: bool, wait: bool) 
                 wait_for_end(client, project, service)
             click.echo(f"service {service} {'has ended' if wait else 'ends'}")
         if not (ids or arrays or services):
-            click.echo(f"project {project} has no unfinished jobs")
-        _tell_services(client, project, None if everything else ids)
+            whose = f" of {user}" if user else ""
+            click.echo(f"project {project} has no unfinished jobs{whose}")
+        _tell_services(client, project, None if everything else ids, theirs if user else None)
 
 
 def _find_all(
@@ -98,9 +104,14 @@ def _find_all(
     return found
 
 
-def _tell_services(client: "ApiClient", project: str, stopped: "list[str] | None") -> None:
+def _tell_services(
+    client: "ApiClient",
+    project: str,
+    stopped: "list[str] | None",
+    theirs: "set[str] | None" = None,
+) -> None:
     """Say that services go on, and how to end them: the services whose replicas are among the
-    `stopped` jobs, or all services of the project if `stopped` is None.
+    `stopped` jobs, or all services of the project if `stopped` is None; with `theirs`, only these.
     """
     from cavvy.client import ApiError
     from cavvy.client.service_wire import list_named_services
@@ -110,6 +121,8 @@ def _tell_services(client: "ApiClient", project: str, stopped: "list[str] | None
     except ApiError:  # the jobs are stopped, and the user may lack the right to see services
         return
     for each in services:
+        if theirs is not None and each.name not in theirs:
+            continue
         if stopped is None or {replica.job for replica in each.replicas} & set(stopped):
             ends = f"`cavvy stop {named(project, each.name)}` ends the service"
             note_out(

@@ -284,6 +284,30 @@ def test_stop_says_what_became_of_each(client: FakeClient) -> None:
     assert [what[1] for what in client.asked] == ["now", "bad", "next"]
 
 
+def test_the_jobs_of_one_user_are_listed_and_stopped(client: FakeClient) -> None:
+    """Someone who leaves, or who wants to stop all of their own work on a shared server."""
+    assert "USER" not in run("ps").stdout
+    client.all_jobs["bobs"] = make_job("bobs", "running", user="bob")
+    assert "USER" in run("ps").stdout
+    assert [line[0] for line in lines(run("ps", "--user", "bob"))] == ["NAME", "bobs"]
+    assert run("ps", "--user", "eve").stdout == "eve has no jobs\n"
+    assert run("ps", "bobs", "--user", "bob").exit_code == 2
+    client.served = [SimpleNamespace(name="web", state="ready", replicas=[])]
+    stopped = run("stop", "--all", "--user", "bob")
+    assert stopped.stdout == "bobs: stopped, stopped by the user\n"
+    assert stopped.stderr == ""  # the service is not bob's
+    again = run("stop", "--all", "--user", "bob")
+    assert again.stdout == "project default has no unfinished jobs of bob\n"
+    assert client.asked == [("stop", "bobs")]
+    assert run("stop", "now", "--user", "bob").exit_code == 2
+
+
+def test_many_jobs_of_one_user_are_listed_by_pages(client: FakeClient) -> None:
+    client.all_jobs |= {f"b{n}": make_job(f"b{n}", "done", user="bob") for n in range(450)}
+    assert len(lines(run("ps", "--user", "bob", "--all"))) == 451
+    assert len(lines(run("ps", "--user", "bob", "--limit", "7"))) == 8
+
+
 def test_the_newest_job_of_a_script_in_the_folder_is_found(
     client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

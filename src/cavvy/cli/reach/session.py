@@ -213,10 +213,14 @@ def list_jobs(
     limit: int | None = None,
     *,
     arrays: bool = False,
+    user: str = "",
 ) -> "tuple[list[JobListing], bool]":
     """Return at most `limit` jobs, newest first, and whether more jobs exist. If `arrays` is set,
-    each array is one row.
+    each array is one row. With `user`, only the jobs that this user has submitted, and with
+    `arrays`, each service is one row, too.
     """
+    if user:
+        return _list_of_user(client, project, phases, limit, user, arrays=arrays)
     rows: list[JobListing] = []
     cursor = None
     while True:
@@ -226,6 +230,28 @@ def list_jobs(
         cursor = page.cursor
         if cursor is None or (limit is not None and len(rows) >= limit):
             return rows, cursor is not None
+
+
+def _list_of_user(
+    client: "ApiClient",
+    project: str | None,
+    phases: Collection[str],
+    limit: int | None,
+    user: str,
+    *,
+    arrays: bool,
+) -> "tuple[list[JobListing], bool]":
+    rows: dict[str, JobListing] = {}  # by ID: a job that is submitted meanwhile moves the pages
+    offset = 0
+    while True:
+        size = _PAGE if limit is None else min(_PAGE, limit - len(rows))
+        wanted = {"project": project, "phase": phases, "user": user, "arrays": arrays}
+        page = client.search_jobs(**wanted, offset=offset, limit=size)
+        rows |= {row.id: row for row in page.jobs}
+        offset += len(page.jobs)
+        more = offset < page.total and bool(page.jobs)
+        if not more or (limit is not None and len(rows) >= limit):
+            return list(rows.values()), more
 
 
 @contextmanager
