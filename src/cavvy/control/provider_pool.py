@@ -388,6 +388,8 @@ class ProviderPool:
         removed = [
             await self._call(each, keepers[each].remove_folder(project, name)) for each in having
         ]
+        if any(removed):
+            self.expire()  # a job that names it now may run elsewhere
         return any(removed)
 
     async def _has_volume(self, account: str, project: str, name: str) -> bool:

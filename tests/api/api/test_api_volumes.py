@@ -47,7 +47,10 @@ async def test_a_volume_is_listed_with_its_size_and_deleted(api: Api, home: Path
         404,
         "volume-not-found",
     )
+    expired: list[bool] = []
+    api.app_state.control_plane.pool.tell_expired = lambda: expired.append(True)
     assert (await api.http.delete(f"{BASE}/models")).status_code == 204
+    assert expired, "the next job that names it is bound to no host"
     assert code(await api.http.delete(f"{BASE}/models")) == (404, "volume-not-found")
     assert not (home / "volumes/default/models").exists()
     assert (await api.http.get(BASE)).json() == []
