@@ -11,7 +11,7 @@ from tests.contract.stand_in import STAND_IN
 
 from cavvy.api.routes import volumes
 from cavvy.domain.jobs import JobPhase
-from cavvy.providers.base import ProviderContext
+from cavvy.providers.base import ProviderContext, Refused
 from cavvy.providers.hosts.machine import this_machine
 from cavvy.providers.local import MANIFEST, provider
 from cavvy.providers.local.provider import LocalProvider
@@ -57,6 +57,18 @@ async def test_a_volume_is_listed_with_its_size_and_deleted(api: Api, home: Path
     long = "a" * 253  # as long as a task file may name it
     (home / "volumes/default" / long).mkdir()
     assert (await api.http.delete(f"{BASE}/{long}")).status_code == 204
+
+
+async def test_an_inventory_that_cannot_be_read_is_told(
+    api: Api, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*place: object) -> bool:
+        raise Refused("the inventory has no hosts")
+
+    monkeypatch.setattr(provider, "list_folders", fail)
+    answer = await api.http.get(BASE)
+    assert code(answer) == (409, "conflict")
+    assert "the inventory has no hosts" in answer.text
 
 
 async def test_a_removal_that_failed_says_where_the_rest_is(

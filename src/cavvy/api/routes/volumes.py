@@ -24,7 +24,7 @@ NamePath = Annotated[
 _USING = (JobPhase.STARTING, JobPhase.RUNNING, JobPhase.STOPPING)
 
 
-@router.get("", rule=in_path(Permission.VIEW), when={TryAgain: "conflict"})
+@router.get("", rule=in_path(Permission.VIEW), when={Refused: "conflict", TryAgain: "conflict"})
 async def list_volumes(app_state: AppState, project: ProjectPath) -> list[wire.VolumeView]:
     """List the named volumes of a project on the server's machine and on hosts reached by SSH, with
     their sizes."""
