@@ -8,10 +8,20 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from tests.console_rig import NOW, CannedClient, attempt, detail, job_answers, listing, sign_in
+from tests.console_rig import (
+    NOW,
+    CannedClient,
+    attempt,
+    detail,
+    job_answers,
+    listing,
+    node,
+    sign_in,
+)
 
 from cavvy.capabilities.curves.data import Axis, charts_of, make_clock
 from cavvy.capabilities.curves.drawing import draw
+from cavvy.capabilities.curves.machine import follow_steps
 from cavvy.capabilities.curves.order import prominence
 from cavvy.capabilities.curves.wire import Curve, CurveNames, Gap, JobCurves
 from cavvy.client import ApiError, wire
@@ -147,6 +157,71 @@ def test_the_script_of_the_page_gets_the_data_of_charts() -> None:
     for wrong in ("by=mood", "from=nan", "to=x"):
         assert browser.get(f"{PATH}/curves?curve=loss&{wrong}").status_code == 400
     assert browser.get("/static/curves/uPlot.iife.min.js").status_code == 200
+
+
+def test_what_the_machines_measured_lies_on_the_axis_of_the_curves() -> None:
+    """A step a second from the second minute on; ranks are a band."""
+    begin = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    steps = [*range(0, 241, 10)]
+    times = [int(begin.timestamp() * 1000) + 60_000 + 1000 * each for each in steps]
+    loss = structs.replace(curve("loss", *([1.0] * len(steps))), steps=steps, times_ms=times)
+    measured = [
+        wire.SeriesView(
+            attempt=1,
+            rank=rank,
+            name="gpu_percent",
+            low=[0, 50, 60, None, 90],
+            mean=[0, 60 + 20 * rank, 70, None, 95],
+            high=[0, 90, 80, None, 99],
+        )
+        for rank in (0, 1)
+    ]
+    found = wire.JobFigures(start=begin, step_s=60, series=measured)
+    nodes = [node(telemetry={"gpu_percent": 95, "temperature": 70.0})]
+    job = detail(attempts=[attempt(running_at=begin, nodes=nodes)])
+    client = CannedClient(
+        job_answers(job) | curve_answers(loss) | {f"{API}{job.id}/figures": found}
+    )
+    browser = sign_in(client)
+    asked = f"{PATH}/curves?curve=machine/gpu_percent"
+    data = browser.get(f"{asked}&by=step").json()
+    assert data["names"] == ["loss", "machine/gpu_percent"]
+    [chart] = data["charts"]
+    [line] = chart["lines"]
+    assert (chart["name"], line["label"]) == ("machine/gpu_percent", "attempt 1, mean of 2 ranks")
+    # the first minute had no step
+    assert (line["x"], line["y"]) == ([30, 90, 210], [70, 70, 95])
+    assert (line["low"], line["high"]) == ([50, 60, 90], [90, 80, 99])
+    assert (line["count"], line["lowest"], line["highest"], line["last"]) == (3, 50, 99, 95)
+    [line] = browser.get(f"{asked}&by=time").json()["charts"][0]["lines"]
+    assert line["x"] == [30, 90, 150, 270]
+    client.asked.clear()
+    assert browser.get(f"{asked}&by=step&from=100&to=120").json()["charts"]
+    [read] = [each for each in client.asked if "/figures" in each]
+    assert "since=2026-03-01T12%3A00" in read
+    assert "until=2026-03-01T12%3A05" in read
+    page = html.unescape(browser.get(PATH).text)
+    assert 'data-names="["loss", "machine/gpu_percent"]"' in page
+
+
+def test_a_curve_that_has_the_name_of_a_machines_chart_is_the_programs() -> None:
+    name = "machine/gpu_percent"
+    client = CannedClient(job_answers(detail()) | curve_answers(curve(name, 1, 2)))
+    job = detail(attempts=[attempt(nodes=[node(telemetry={"gpu_percent": 9})])])
+    client.answers[f"{API}{job.name}"] = client.answers[f"{API}{job.id}"] = job
+    data = sign_in(client).get(f"{PATH}/curves?curve={name}").json()
+    assert data["names"] == [name]
+    assert data["charts"][0]["lines"][0]["y"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("at", "step"),
+    [(-1, None), (0, 0), (5, 1), (15, 2), (20, 1), (25, 1.5), (99, 2), (60_100, None)],
+)
+def test_a_time_is_placed_at_the_step_of_the_program(at: float, step: float | None) -> None:
+    """The second attempt begins again, at step 1."""
+    place = follow_steps([(0, 0), (10, 2), (20, 1), (30, 2)])
+    assert place(at) == step
 
 
 def test_ranks_and_processes_are_a_band() -> None:

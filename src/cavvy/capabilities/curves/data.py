@@ -14,6 +14,14 @@ from msgspec.json import encode
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from cavvy.capabilities.curves.machine import (
+    PREFIX,
+    Place,
+    find_window,
+    follow_steps,
+    list_machine_names,
+    make_machine_charts,
+)
 from cavvy.capabilities.curves.order import prominence
 from cavvy.capabilities.curves.wire import (
     MOST_JOBS,
@@ -111,27 +119,43 @@ def make_data(client: ApiClient, request: Request, now: datetime) -> bytes:
         job = _find_job(client, request, project, name)
         axis = read_axis(request, job.attempts, now)
         numbers = [int(each) for each in ranks if each.isdecimal() and len(each) < _LONGEST_RANK]
-        found = (
-            read_curves(
+        known = list_names(client, request, job)
+        measured = [each for each in names if each.startswith(PREFIX) and each not in known]
+        own = [each for each in names if each not in measured]
+        asked_for = own or known[:1] if measured else own  # a curve shows when which step was
+        found: Collection[Curve] = ()
+        if asked_for:
+            found = read_curves(
                 client,
                 project,
                 job.id,
-                names=names,
+                names=asked_for,
                 ranks=numbers,
                 points=POINTS,
                 window=axis.ask(),
             ).curves
-            if names
-            else ()
-        )
+        charts = charts_of([each for each in found if each.name in own], axis)
+        if measured:
+            place, window = _find_places(axis, found)
+            charts += make_machine_charts(client, request, job, measured, place, window)
         events = list_events(client, request, job)
-        return write_answer(list_names(client, request, job), found, axis, job, events).encode()
+        names_of = [*known, *(each for each in list_machine_names(job) if each not in known)]
+        return write_answer(names_of, charts, found, axis, job, events).encode()
 
     return memory_of(request).recall((*key, *names, *ranks), make, _KEPT_S)
 
 
+def _find_places(axis: Axis, found: Collection[Curve]) -> tuple[Place, Window]:
+    """Return what places times on the axis, and the part of the time that the axis shows."""
+    if axis.by == "step":
+        steps = _steps_by_time(found)
+        return follow_steps(steps), find_window(steps, axis.window)
+    return axis.place, axis.ask()
+
+
 def write_answer(
     names: Sequence[str],
+    charts: Sequence[Mapping[str, Any]],
     found: Collection[Curve],
     axis: Axis,
     job: JobDetail,
@@ -140,7 +164,7 @@ def write_answer(
     """Return what the script of a page draws, as JSON."""
     answer = {
         "names": names,
-        "charts": charts_of(found, axis),
+        "charts": charts,
         "marks": _marks_of(job, events, axis, found),
         "live": job.phase in UNFINISHED,
     }
@@ -453,8 +477,11 @@ def _marks_of(
 
 
 def _steps_by_time(found: Collection[Curve]) -> Sequence[tuple[float, float]]:
-    """Return the times and steps of the curve with the most points."""
+    """Return the times and steps of the curve with the most points, in all attempts."""
     longest = max(found, key=lambda each: len(each.steps), default=None)
     if longest is None:
         return ()
-    return sorted(zip(map(float, longest.times_ms), longest.steps, strict=True))
+    place = longest.name, longest.rank, longest.process
+    own = [each for each in found if (each.name, each.rank, each.process) == place]
+    pairs = [zip(map(float, each.times_ms), each.steps, strict=True) for each in own]
+    return sorted(pair for each in pairs for pair in each)

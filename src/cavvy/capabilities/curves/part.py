@@ -17,12 +17,14 @@ from cavvy.capabilities.curves.briefs import thin
 from cavvy.capabilities.curves.data import (
     POINTS,
     Axis,
+    charts_of,
     list_events,
     list_names,
     make_clock,
     read_axis,
     write_answer,
 )
+from cavvy.capabilities.curves.machine import list_machine_names
 from cavvy.capabilities.curves.order import prominence
 from cavvy.capabilities.curves.wire import (
     MOST_JOBS,
@@ -70,9 +72,11 @@ def make(client: ApiClient, request: Request, job: JobDetail, now: datetime) -> 
     for each in found:
         by_name[each.name].append(_shorten(each))
     live = job.phase in UNFINISHED
-    first = write_answer(names, found, axis, job, list_events(client, request, job))
+    events = list_events(client, request, job)
+    more = [each for each in list_machine_names(job) if each not in names]
+    first = write_answer([*names, *more], charts_of(found, axis), found, axis, job, events)
     query = _query(rank=ranks)
-    return _part_of(by_name, choice, names=names, query=query, is_live=live, first=first)
+    return _part_of(by_name, choice, names=names, query=query, is_live=live, first=first, more=more)
 
 
 def _read_first(
@@ -172,8 +176,10 @@ def _part_of(
     link: str = "",
     first: str = "",
     runs: str = "",
+    more: Sequence[str] = (),
 ) -> PagePart | None:
-    """Return the part with charts of some names; the page's script draws those of all."""
+    """Return the part with charts of some names; the page's script draws those of all, and `more`
+    of the job's machines."""
     known = sorted({*by_name, *names}, key=prominence)
     if not known:
         return None
@@ -183,7 +189,7 @@ def _part_of(
         "by": choice.by,
         "is_log": choice.is_log,
         "more": len(known) - len(drawn[:_MOST_CHARTS]),
-        "names": json.dumps(known),
+        "names": json.dumps([*known, *more]),
         "query": query,
         "is_live": is_live,
         "has_cost": not link,

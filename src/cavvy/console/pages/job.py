@@ -70,7 +70,7 @@ _MOST_PAGES = 20  # pages of events that are read to find the newest
 _TAIL_BYTES = 64 << 10
 _RANKS = 8  # with a curve each; one in long periods, of which the server reads less at once
 # figures that nodes measure; all others are reported by the work
-_MEASURED = frozenset(
+MEASURED = frozenset(
     {
         *("gpu_percent", "gpu_memory_mib", "gpu_power_w", "cpu_percent", "memory_mib"),
         *("cpu_power_w", "work_energy_j"),
@@ -169,7 +169,7 @@ def chart_figures(found: JobFigures) -> Sequence[tuple[str, charts.Chart]]:
         name = f"rank {each.rank}" + (f", attempt {each.attempt}" if several else "")
         line = charts.Line(name, 0, found.step_s, each.mean, each.low, each.high)
         lines.setdefault(each.name, []).append(line)
-    ordered = sorted(lines, key=lambda name: (name in _MEASURED, name))
+    ordered = sorted(lines, key=lambda name: (name in MEASURED, name))
     drawn = ((name, charts.curves(lines[name], name, found.start)) for name in ordered)
     return [(name, chart) for name, chart in drawn if chart is not None]
 

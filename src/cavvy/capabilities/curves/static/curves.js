@@ -19,6 +19,7 @@
   const charts = new Map(); // by name
   const runs = JSON.parse(root.dataset.runs || "{}"); // by the label of their line: path, and live
   let marks = [];
+  let whole = [-Infinity, Infinity]; // the ends of the axis when nothing was zoomed
   let isLive = root.dataset.running === "true";
   let touched = performance.now();
   for (const each of ["pointermove", "keydown", "wheel"]) {
@@ -103,6 +104,8 @@
       this.place.setAttribute("role", "img");
       this.place.setAttribute("aria-label", name);
       this.place.style.minHeight = `${CHART_PX + 30}px`;
+      this.place.tabIndex = 0;
+      this.place.addEventListener("keydown", (pressed) => this.press(pressed));
       this.values = document.createElement("details");
       this.run = document.createElement("p"); // the run that was clicked
       this.run.className = "links";
@@ -270,6 +273,29 @@
         if (distance < nearest) [best, nearest] = [series.label, distance];
       }
       if (best !== null) showRun(this.run, best);
+    }
+
+    // Zooms and moves by keys, as dragging does.
+    press(pressed) {
+      if (this.plot === null || pressed.ctrlKey || pressed.metaKey || pressed.altKey) return;
+      const { min, max } = this.plot.scales.x;
+      const size = max - min;
+      const ends = {
+        "+": [min + size / 4, max - size / 4],
+        "=": [min + size / 4, max - size / 4],
+        "-": [min - size / 2, max + size / 2],
+        ArrowLeft: [min - size / 4, max - size / 4],
+        ArrowRight: [min + size / 4, max + size / 4],
+        0: [null, null],
+      }[pressed.key];
+      if (!ends || !(size > 0)) return;
+      pressed.preventDefault();
+      if (state.from === null && state.to === null) whole = [min, max];
+      let [from, to] = ends;
+      if (from !== null && from <= whole[0] && to >= whole[1]) [from, to] = [null, null];
+      else if (from !== null && from < whole[0]) [from, to] = [whole[0], whole[0] + (to - from)];
+      else if (from !== null && to > whole[1]) [from, to] = [whole[1] - (to - from), whole[1]];
+      zoom(from, to);
     }
 
     // Shows another part of the axis with the points that are here, until finer ones come.
