@@ -19,6 +19,7 @@
   const charts = new Map(); // by name
   const runs = JSON.parse(root.dataset.runs || "{}"); // by the label of their line: path, and live
   let marks = [];
+  let extent = [Infinity, -Infinity]; // of the curves that are drawn
   let whole = [-Infinity, Infinity]; // the ends of the axis when nothing was zoomed
   let isLive = root.dataset.running === "true";
   let touched = performance.now();
@@ -83,6 +84,7 @@
   class Chart {
     constructor(name) {
       this.name = name;
+      this.isMachine = name.startsWith("machine/");
       this.lines = null;
       this.isShown = false;
       this.figure = document.createElement("figure");
@@ -118,6 +120,9 @@
 
     take(lines) {
       this.lines = lines;
+      if (!this.isMachine) {
+        for (const { x } of lines) if (x.length > 0) extent = [Math.min(extent[0], x[0]), Math.max(extent[1], x.at(-1))];
+      }
       this.draw();
     }
 
@@ -182,7 +187,7 @@
         bands,
         cursor: { drag: { x: true, y: false, setScale: false }, sync: { key: "curves" } },
         legend: { live: true },
-        scales: { x: { time: false, range: (_, low, high) => [state.from ?? low ?? 0, state.to ?? high ?? 1] }, y: state.log ? { distr: 3 } : { range: (_, low, high) => spread(low, high) } },
+        scales: { x: { time: false, range: (_, low, high) => this.range(low, high) }, y: state.log ? { distr: 3 } : { range: (_, low, high) => spread(low, high) } },
         axes: [
           { ...axis, values: (_, splits) => splits.map(showX), space: 70 },
           { ...axis, size: 64, values: (_, splits) => splits.map((each) => (each === null ? "" : show(each))) },
@@ -205,6 +210,12 @@
           ],
         },
       };
+    }
+
+    // The part of the axis that is shown; charts of machines have the ends of the curves.
+    range(low, high) {
+      const [first, last] = this.isMachine && extent[0] < extent[1] ? extent : [low ?? 0, high ?? 1];
+      return [state.from ?? first, state.to ?? last];
     }
 
     describe() {
@@ -515,6 +526,7 @@
     view += 1;
     document.getElementById("curve-reset").hidden = true;
     marks = [];
+    extent = [Infinity, -Infinity];
     refresh(null, true);
   });
   const redraw = () => {
