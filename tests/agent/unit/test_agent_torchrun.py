@@ -352,6 +352,18 @@ def test_the_launcher_imports_what_the_ranks_have_of_torch_while_they_work(tmp_p
     assert agent.end() == (0, 1)
 
 
+def test_no_name_is_written_to_a_file_of_the_programs(tmp_path: Path) -> None:
+    """A program may close all files that it has inherited."""
+    ahead = torchrun.ImportsAhead()
+    ahead.find_spec("torch.early")
+    with (tmp_path / "own").open("w") as own:
+        os.dup2(own.fileno(), ahead._file)
+        ahead.find_spec("torch.late")
+        os.close(ahead._file)
+    ahead.find_spec("torch.last")
+    assert (tmp_path / "own").read_text() == ""
+
+
 def test_a_notice_ends_the_launcher_with_its_ranks(tmp_path: Path) -> None:
     agent = StandIn(tmp_path)
     agent.hear()

@@ -172,7 +172,8 @@ class NodeRanks:
             ending = bool(self._failed or self._asked or self._signalled)
             wait_s = KILL_S if self._failed else None if ending else self._ahead.pause_s
             ready = [fd for fd, _ in poll.poll(wait_s and wait_s * 1000)]
-            if not ending and (not ready or self._ahead.is_trying):
+            is_wake = ready == [self._woken.fileno()]
+            if not ending and (not ready or (is_wake and self._ahead.is_trying)):
                 self._ahead.look()
             elif not ready and not (self._asked or self._signalled):
                 self._signal(signal.SIGKILL)
@@ -282,6 +283,7 @@ class ImportsAhead:
         self.is_spoiled = False  # whether this process can no longer be copied
         self.pause_s: float = 2  # until the next look, which grows when the ranks have started
         self._file = os.memfd_create("cavvy imports")  # names of modules, a line each
+        self._inode = os.fstat(self._file).st_ino
         self._size = 0
         self._tried: set[str] = set()
         self._trial: tuple[int, io.TextIOWrapper] | None = None  # process, and what it writes
@@ -298,8 +300,9 @@ class ImportsAhead:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Find nothing: the finders of Python do."""
         if name.startswith("torch."):
-            with suppress(OSError):
-                os.write(self._file, name.encode() + b"\n")
+            with suppress(OSError):  # a program may close all files, and open its own
+                if os.fstat(self._file).st_ino == self._inode:
+                    os.write(self._file, name.encode() + b"\n")
 
     def look(self) -> None:
         """Import what the ranks have imported, if they have imported nothing since the last look:
