@@ -414,6 +414,32 @@ def test_what_a_plain_script_has_for_a_batch_system_is_named(
     assert bool(said) == bool(found.notes)
 
 
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("deepspeed --num_gpus 4 t.py", "starts 4 processes with deepspeed"),
+        ("accelerate launch \\\n  --mixed_precision bf16 --num_processes=8 t.py", "--gpu A100:8"),
+        ("torchrun --nproc_per_node 2 t.py\ntorchrun --nproc-per-node=4 t.py", "starts 4 proc"),
+        ("python -m torch.distributed.launch --nproc_per_node=8 t.py", "torch.distributed.launch"),
+        ("torchrun --nproc_per_node=$GPUS t.py", ""),
+        ("# torchrun --nproc_per_node=8 t.py", ""),
+        ("accelerate launch --cpu --num_processes 4 t.py", ""),
+        ("accelerate launch --num_processes 4 --use_cpu t.py", ""),
+        ("torchrun --nproc_per_node=1 t.py", ""),
+        ("deepspeed t.py; ./x --num_gpus 4", ""),
+    ],
+)
+def test_a_script_that_starts_processes_for_several_gpus_is_named(
+    tmp_path: Path, lines: str, said: str
+) -> None:
+    script = make(tmp_path / "run.sh", f"#!/bin/bash\n{lines}\n")
+    text = script.read_text()
+    notes = read_script(script, text, [], tmp_path, processes=1).notes
+    assert said in "\n".join(notes)
+    assert len(notes) == bool(said)
+    assert read_script(script, text, [], tmp_path, processes=4).notes == ()
+
+
 def test_a_script_that_only_mentions_torch_distributed_starts_once(tmp_path: Path) -> None:
     script = make(tmp_path / "t.py", "  # torch.distributed.init_process_group()\nprint(1)\n")
     assert read(script, processes=4) == {"run": "exec python3 t.py"}

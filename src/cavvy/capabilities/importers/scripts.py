@@ -71,6 +71,12 @@ _OF_SLURM = re.compile(
     r"(srun|sbatch|salloc|squeue|scontrol)\b",
     re.MULTILINE,
 )
+# A command that starts one process for each of several GPUs of a node, and how many.
+_LAUNCHES = re.compile(
+    r"\b(torchrun|accelerate launch|deepspeed|torch\.distributed\.(?:run|launch))\b.*?"
+    r"\s--(?:nproc[-_]per[-_]node|num[-_]processes|num_gpus)[= ](\d{1,3})\b"
+)
+_ON_CPUS = re.compile(r"\s--(?:use_)?cpu\b")
 _RAY_SUBMIT = re.compile(r"^[ \t]*ray job submit\b((?:[^\n\\]|\\.|\\\n)*)", re.MULTILINE)
 _DIRECTIVES = re.compile(r"^#(SBATCH|PBS)\s", re.MULTILINE)
 
@@ -131,6 +137,8 @@ def read_script(
             found = _add_setup(found, setup)
         return ScriptTask(keys={**keys, **found}, notes=(*notes, *said))
     notes += _list_unread(text)
+    if processes == 1:
+        notes += _list_launches(path.name, text)
     command = [*_find_interpreter(path, suffix, text), name, *arguments]
     if command[0] == "python3":
         code = _COMMENT.sub("", text)
@@ -182,6 +190,20 @@ def _list_unread(text: str) -> list[str]:
             "`cavvy run -- ray job submit … -- COMMAND` runs such a line as a job"
         )
     return notes
+
+
+def _list_launches(name: str, text: str) -> list[str]:
+    """Say that a script starts processes for several GPUs, for which its job does not ask."""
+    commands = re.split(r"[\n;|&]", _COMMENT.sub("", text).replace("\\\n", " "))
+    launches = [_LAUNCHES.search(each) for each in commands if not _ON_CPUS.search(each)]
+    found = [(each[1], int(each[2])) for each in launches if each is not None]
+    program, count = max(found, key=lambda each: each[1], default=("", 1))
+    if count < 2:
+        return []
+    return [
+        f"{name} starts {count} processes with {program}, and its job has at most one GPU; if each "
+        f"process needs one, add for example --gpu A100:{count}"
+    ]
 
 
 def _submits_here(words: str) -> bool:
