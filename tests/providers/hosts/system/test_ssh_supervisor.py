@@ -387,6 +387,19 @@ def test_it_runs_on_other_pythons(make: Make, file: Path, tmp_path: Path, versio
     assert supervisor.read() == {"changed": "g"}
 
 
+def test_a_machine_of_a_cloud_is_told_no_intent(supervisor: Supervisor) -> None:
+    agent = supervisor.root.parent / "agent.py"
+    agent.write_text(AGENT)
+    rank = {"rank": 0, "config": {"home": str(supervisor.rank("g"))}, "devices": ()}
+    command = [sys.executable, str(agent)]
+    told = supervisor.ask("launch", gang="g", intent=None, command=command, ranks=[rank])
+    assert "answer" in told
+    assert supervisor.ask("look")["answer"]["volumes"] == {}
+    (supervisor.rank("g") / "code").write_text("0")
+    supervisor.until("g", "over")
+    assert supervisor.ask("remove_volume", project="p", name="models")["answer"] == {}
+
+
 def test_volumes_are_made_before_the_work_reported_counted_and_removed(
     supervisor: Supervisor, file: Path
 ) -> None:

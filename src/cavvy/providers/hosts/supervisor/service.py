@@ -375,7 +375,7 @@ class HostSupervisor:
         shared = os.path.dirname(os.path.dirname(self._root))
         with FileLock(shared + "/devices.lock"):  # shared with the other installations on this host
             check_free(shared, dict(each for rank in asked["ranks"] for each in parts_of(rank)))
-            intent = asked["intent"]
+            intent = asked["intent"] or {}  # machines of clouds have none
             make_volumes(self._root, intent.get("project", ""), intent.get("volumes", []))
             try:
                 os.makedirs(fresh, 0o700)
