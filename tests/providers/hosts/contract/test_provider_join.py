@@ -208,7 +208,9 @@ class JoinPlace(HostsPlace):
             for gang in await provider.gangs():
                 folders = self._folders(gang.name)
                 up = [(folder / "lock").exists() for folder in folders]
-                waits = gang.reason and not any(node.ended_at for node in gang.nodes)
+                ends = any(node.ended_at for node in gang.nodes)
+                # a removal goes on when the first of the hosts has ended its rank
+                waits = gang.reason == "being removed" or (gang.reason and not ends)
                 if gang.state is not GangState.ENDED and (waits or not up or not all(up)):
                     return False
         return True

@@ -110,7 +110,9 @@ class SshPlace(HostsPlace):
         for provider in self.newest.values():
             for gang in await provider.gangs():
                 up = [(folder / "lock").exists() for folder in self._folders(gang.name)]
-                waits = gang.reason and not any(node.ended_at for node in gang.nodes)
+                ends = any(node.ended_at for node in gang.nodes)
+                # a removal goes on when the first of the hosts has ended its rank
+                waits = gang.reason == "being removed" or (gang.reason and not ends)
                 if gang.state is not GangState.ENDED and (waits or not up or not all(up)):
                     return False
         return True
