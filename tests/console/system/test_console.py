@@ -71,7 +71,7 @@ def test_a_user_watches_and_stops_a_job_in_a_browser(tmp_path: Path, stack: Exit
     assert stranger.post("/jobs/default/train/stop").url.path == "/sign-in"
     assert user.job(name).phase == "running"
     assert browser.post("/jobs/default/train/stop").status_code == 200
-    assert "console" in user.ended(name).reason
+    assert user.ended(name).reason.startswith("stopped by ")
 
     user.forget()
     user.cli("server", "stop")
