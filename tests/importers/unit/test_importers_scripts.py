@@ -131,11 +131,20 @@ def test_a_project_whose_packages_pip_would_not_find_is_installed_by_uv(tmp_path
     assert run() == "python3 -m pip install ."
     make(tmp_path / "pyproject.toml", f"{project}sources.own = {{ path = 'own' }}\n")
     assert run() == "python3 -m pip install uv && uv pip install --quiet ."
-    lock = '[[package]]\nname = "own"\nsource = { registry = "https://pypi.org/simple" }\n'
-    make(tmp_path / "uv.lock", lock)
+    make(tmp_path / "pyproject.toml", project)
+    own = '[[package]]\nname = "own"\nsource = { registry = "https://example.org/simple" }\n'
+    make(tmp_path / "uv.lock", own)
     assert "uv export" in str(run())
-    make(tmp_path / "uv.lock", lock.replace("pypi.org/simple", "example.org/cpu"))
+    make(tmp_path / "uv.lock", own + own.replace("simple", "cpu").replace("own", "other"))
     assert "uv sync" in str(run())
+    make(tmp_path / "uv.lock", own)
+    make(tmp_path / "uv.toml", "[[index]]\nurl = 'https://example.org/simple'\n")
+    assert "uv sync" in str(run())
+    make(tmp_path / "uv.toml", "[[package\n")
+    make(tmp_path / "pyproject.toml", "tool = 3\nproject = 3\n")
+    assert "uv export" in str(run())
+    (tmp_path / "uv.lock").unlink()
+    assert "setup" not in read(script)
 
 
 def test_dependencies_of_the_nearest_file(tmp_path: Path) -> None:

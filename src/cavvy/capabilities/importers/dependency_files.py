@@ -74,7 +74,8 @@ activation="\\$(pixi shell-hook --frozen --manifest-path '$folder/pixi/{manifest
 eval "\\$activation"
 END
 {begin}"""
-_INDEX = "https://pypi.org/simple"
+# Keys of a table for uv that name places of packages.
+_PLACES = ("sources", "index", "index-url", "extra-index-url", "find-links")
 _NAME = re.compile(r"(?:[^:]*::)?([A-Za-z0-9_.-]+)")
 
 
@@ -99,7 +100,7 @@ def find_file_setup(path: Path, folder: Path, notes: list[str]) -> FileSetup | N
                     continue
                 notes.append(f"the setup installs what {found} states")
                 above = os.path.relpath(place, folder)
-                if name in _BY_UV and _needs_uv(place / name):
+                if name in _BY_UV and _needs_uv(place):
                     command = _BY_UV[name]
                 setup = command.format(file=quote(found), folder=quote(above))
                 beside = str((place / "pyproject.toml").relative_to(folder))
@@ -225,29 +226,34 @@ def _names_folder(path: Path) -> bool:
 
 def _is_project(path: Path) -> bool:
     """Return whether a `pyproject.toml` states dependencies, and not only settings of tools."""
-    try:
-        return bool(tomllib.loads(path.read_text("utf-8")).get("project", {}).get("dependencies"))
-    except (OSError, ValueError):
-        return False
+    project = _read_toml(path).get("project")
+    return isinstance(project, dict) and bool(project.get("dependencies"))
 
 
-def _needs_uv(path: Path) -> bool:
-    """Return whether a `uv.lock` or `pyproject.toml` names a place of a package that pip does not
-    know: of another index than pip's, or a repository or folder in a table for uv.
+def _needs_uv(place: Path) -> bool:
+    """Return whether a project in this folder has packages that pip would not find: of indexes,
+    repositories or folders that only a table for uv names, or of several indexes, in whose lines
+    `uv export` does not name the index. A single index that no file names is also that of pip, or
+    the digests in the lines of `uv export` show that it is another one.
     """
-    try:
-        values = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return False  # uv or pip says what is wrong
-    match values:
-        case {"tool": {"uv": dict(table)}}:
-            return bool(table.get("sources") or table.get("index"))
+    if any(_read_toml(place / "uv.toml").get(each) for each in _PLACES):
+        return True
+    match _read_toml(place / "pyproject.toml"):
+        case {"tool": {"uv": dict(table)}} if any(map(table.get, _PLACES)):
+            return True
+    match _read_toml(place / "uv.lock"):
         case {"package": [*packages]}:
             found = [each.get("source") for each in packages if isinstance(each, dict)]
-            return any(
-                isinstance(each, dict) and each.get("registry", _INDEX) != _INDEX for each in found
-            )
+            indexes = {str(each.get("registry", "")) for each in found if isinstance(each, dict)}
+            return len(indexes - {""}) > 1
     return False
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}  # it is not there, or uv or pip says what is wrong
 
 
 def _list_folders(path: Path, folder: Path) -> Iterator[Path]:
