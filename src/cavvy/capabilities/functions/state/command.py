@@ -2,6 +2,8 @@
 hosts reached by SSH.
 """
 
+from typing import TYPE_CHECKING
+
 import click
 
 from cavvy.cli.reach.session import call_server, project_option, session
@@ -9,6 +11,10 @@ from cavvy.cli.view import formatting
 from cavvy.cli.view.failure import note_out
 from cavvy.cli.view.groups import CommandGroup
 from cavvy.cli.view.output import TableColumn, output_option, rows_out, text_out
+
+if TYPE_CHECKING:
+    from cavvy.capabilities.functions.state.wire import StateView
+    from cavvy.client.wire import VolumeView
 
 
 @click.group("state", cls=CommandGroup)
@@ -44,31 +50,7 @@ def list_state(project: str, output: str) -> None:
         except ApiError as error:
             told = "dicts and queues"
             note_out(f"the volumes of {project} cannot be listed: {error.message}")
-    rows = [
-        {
-            "name": each.name,
-            "kind": each.kind,
-            "entries": each.entries,
-            "bytes": each.bytes,
-            "place": "-",
-            "user": each.user or "-",
-            "created_at": each.created_at,
-            "changed_at": each.changed_at,
-        }
-        for each in found
-    ] + [
-        {
-            "name": each.name,
-            "kind": "volume",
-            "entries": each.files,
-            "bytes": each.size_bytes,
-            "place": f"{each.provider}/{each.host}" if each.host else each.provider,
-            "user": "-",
-            "created_at": None,
-            "changed_at": each.changed_at,
-        }
-        for each in volumes
-    ]
+    rows = [*map(_show_object, found), *map(_show_volume, volumes)]
     for each in volumes:
         if each.problem:
             note_out(f"the files of the volume {each.name} cannot be counted: {each.problem}")
@@ -84,6 +66,32 @@ def list_state(project: str, output: str) -> None:
     ]
     empty = f'project {project} has no {told}; cavvy.Dict("NAME")["key"] = 1 makes a dict'
     rows_out(columns, rows, output, empty=empty)
+
+
+def _show_object(found: "StateView") -> dict[str, object]:
+    return {
+        "name": found.name,
+        "kind": found.kind,
+        "entries": found.entries,
+        "bytes": found.bytes,
+        "place": "-",
+        "user": found.user or "-",
+        "created_at": found.created_at,
+        "changed_at": found.changed_at,
+    }
+
+
+def _show_volume(volume: "VolumeView") -> dict[str, object]:
+    return {
+        "name": volume.name,
+        "kind": "volume",
+        "entries": volume.files,
+        "bytes": volume.size_bytes,
+        "place": f"{volume.provider}/{volume.host}" if volume.host else volume.provider,
+        "user": "-",
+        "created_at": None,
+        "changed_at": volume.changed_at,
+    }
 
 
 @command.command("rm")
