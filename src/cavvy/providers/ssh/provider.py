@@ -367,8 +367,16 @@ def _view_volume(volume: HostVolume, counted: Mapping[str, CountedVolume] | str)
         host=volume.host,
         files=found.files,
         size_bytes=found.size_bytes,
-        changed_at=datetime.fromtimestamp(int(found.changed_at), UTC),
+        changed_at=_find_time(found.changed_at),
     )
+
+
+def _find_time(seconds: float) -> datetime | None:
+    """Return a time that a host reports, or None if no year has it."""
+    try:
+        return datetime.fromtimestamp(int(seconds), UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def _silence(link: SshLink[InventoryHost]) -> str:

@@ -350,6 +350,17 @@ def test_names_that_are_no_names_are_refused(supervisor: Supervisor) -> None:
     assert supervisor.ask("remove", gang="../x", grace_s=1)["kind"] == "refused"
 
 
+def test_a_request_that_cannot_be_answered_says_why_and_ends_no_other(
+    supervisor: Supervisor,
+) -> None:
+    for wrong in ({"intent": "x"}, {"intent": {"volumes": 3}}):
+        told = supervisor.ask("launch", gang="g", command=["true"], ranks=[], **wrong)
+        assert told["kind"] == "again"
+        assert "the supervisor failed: " in told["error"]
+    assert supervisor.ask("no_such")["kind"] == "again"
+    assert supervisor.ask("look")["answer"]["gangs"] == []
+
+
 def test_the_agent_tries_to_separate_work_and_a_failure_is_told(
     supervisor: Supervisor, tmp_path: Path
 ) -> None:

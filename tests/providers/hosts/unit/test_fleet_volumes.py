@@ -11,6 +11,7 @@ from cavvy.providers.base import NoCapacity, Refused, TryAgain
 from cavvy.providers.hosts.fleet.host_link import HostLink
 from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent, FleetLedger
 from cavvy.providers.hosts.fleet.volumes import FleetVolumes
+from cavvy.providers.ssh.provider import _find_time
 from cavvy.providers.state import MemoryProviderState, ProviderState
 
 INTENT = FleetIntent(
@@ -90,6 +91,20 @@ async def test_what_hosts_report_is_recorded_and_what_they_lack_is_forgotten() -
     assert len(await hosts.where()) == 3
     await hosts.report("a", q=["more"])
     assert await hosts.where() == [("q", "more", "a")]
+
+
+async def test_a_hostile_host_fills_no_database_and_names_nothing_else() -> None:
+    """The work on it may have made folders there."""
+    hosts = Hosts()
+    await hosts.report("a", **{"p": ["../x", "a/b", "\x1b[2J", "", "x" * 300], "p/q": ["models"]})
+    assert await hosts.where() == []
+    await hosts.report("a", p=[f"v{number}" for number in range(5000)])
+    assert len(await hosts.where()) == 1000
+    await hosts.report("a", p=[f"w{number}" for number in range(5000)])
+    await hosts.report("a", p=[f"w{number}" for number in range(5000)])
+    assert len(await hosts.where()) == 1000
+    assert _find_time(1e300) is _find_time(-1e300) is None
+    assert _find_time(0.5) == datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def test_a_volume_that_a_launch_is_about_to_make_is_not_forgotten() -> None:

@@ -13,6 +13,9 @@ from cavvy.providers.hosts.fleet.host_link import HostLink
 from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent, FleetLedger, HostVolume
 from cavvy.providers.hosts.fleet.machines import KnownHost
 from cavvy.providers.hosts.remote_calls import EmptyAnswer
+from cavvy.providers.hosts.supervisor.volumes import NAME
+
+_MOST_REPORTED = 1000  # volumes of a host; the work on it may have made folders of such names
 
 SPREAD = (
     "a named volume is a folder on one host, but each node of a gang gets its own host; use an "
@@ -80,9 +83,16 @@ class FleetVolumes:
         before it asked: later ones may be of volumes that were made after the host answered."""
         if report is None:
             return
-        reported = {f"{project}/{each}" for project, names in report.items() for each in names}
+        reported = {
+            f"{project}/{each}"
+            for project, names in report.items()
+            for each in names
+            if NAME.fullmatch(project) and NAME.fullmatch(each)
+        }
+        known_here = set(self.list_on(host))
+        fresh = sorted(reported - known_here)[: max(0, _MOST_REPORTED - len(known_here))]
         try:
-            for name in reported - set(self.list_on(host)):
+            for name in fresh:
                 await self._records.refresh(name)
                 known = self._records.get(name)
                 if known is None or known.host not in self._links:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Fields = dict[str, Any]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
 
 
 def make_volumes(root: str, project: str, names: list[str]) -> None:
@@ -53,7 +53,7 @@ def find_volume(root: str, project: str, name: str) -> str | None:
 def _find(root: str, project: str, name: str) -> str:
     """Return where a volume is, or would be. Raises ValueError."""
     for each in (project, name):
-        if not _NAME.fullmatch(each):
+        if not NAME.fullmatch(each):
             raise ValueError(f"{each!r} cannot be in the path of a volume")
     return f"{root}/volumes/{project}/{name}"
 
@@ -64,7 +64,7 @@ def _list_folders(path: str) -> list[str]:
             found = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
     except FileNotFoundError:
         return []
-    return sorted(each for each in found if _NAME.fullmatch(each))
+    return sorted(each for each in found if NAME.fullmatch(each))
 
 
 def _is_folder(path: str) -> bool:
