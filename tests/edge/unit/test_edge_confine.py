@@ -54,7 +54,9 @@ attempt("shared", lambda: os.unlink(f"/dev/shm/cavvy-{os.getpid()}"))
 attempt("import", lambda: __import__("sqlite3"))
 attempt("work", lambda: open(f"{os.environ['HOME']}/kept", "w").close())
 attempt("kill", lambda: os.kill(agent, 0))
-print(json.dumps({"user": os.getuid(), "done": done}))
+import resource
+cores = resource.getrlimit(resource.RLIMIT_CORE)
+print(json.dumps({"user": os.getuid(), "cores": cores, "done": done}))
 """
 START = """
 import sys
@@ -126,7 +128,10 @@ def run(
         },
     )
     assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout), ended.stderr
+    found = json.loads(ended.stdout)
+    # 1 keeps the kernel from starting the machine's program for crashes, 0 does not
+    assert found["cores"] == [1, 1]
+    return found, ended.stderr
 
 
 def give(folder: Path) -> int | None:

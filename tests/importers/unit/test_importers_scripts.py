@@ -449,6 +449,31 @@ def test_a_script_that_starts_processes_for_several_gpus_is_named(
     assert read_script(script, text, [], tmp_path, processes=4).notes == ()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "beside", "said"),
+    [
+        ("t.py", "# /// script\n# a = {deep}\n# ///\n", "", "is no TOML"),
+        ("t.py", "x\n", "environment.yml", "nested deeper than 40 levels"),
+        ("t.py", "x\n", "pixi.lock", "this is no TOML"),
+        ("t.py", "x\n", "pyproject.toml", ""),
+        ("t.sh", "#!/bin/bash\n" + "torchrun " * 100_000, "", ""),
+    ],
+)
+def test_hostile_scripts_and_files_beside_them_end_at_once(
+    tmp_path: Path, name: str, text: str, beside: str, said: str
+) -> None:
+    deep = "[" * 20_000 + "]" * 20_000
+    script = make(tmp_path / name, text.replace("{deep}", deep))
+    if beside:
+        make(tmp_path / beside, f"dependencies: {deep}\n" if "yml" in beside else f"a = {deep}\n")
+        make(tmp_path / "pixi.toml", f"a = {deep}\n")
+    if not said:
+        assert "setup" not in read(script)
+        return
+    with pytest.raises(ValueError, match=said):
+        read(script)
+
+
 def test_a_script_that_only_mentions_torch_distributed_starts_once(tmp_path: Path) -> None:
     script = make(tmp_path / "t.py", "  # torch.distributed.init_process_group()\nprint(1)\n")
     assert read(script, processes=4) == {"run": "exec python3 t.py"}

@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-import yaml
+from cavvy.capabilities.importers.plain_yaml import load_plain
 
 _MOST_BYTES = 1 << 16
 _OF_MACHINE = ("machine_rank", "main_process_ip", "main_process_port", "gpu_ids")
@@ -32,8 +32,8 @@ def read_config(text: str) -> dict[str, Any] | None:
     if "distributed_type" not in text and "compute_environment" not in text:
         return None
     try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError):
+        found = load_plain(Path(), text)
+    except ValueError:
         return None
     if not isinstance(found, dict) or "run" in found or "services" in found:
         return None

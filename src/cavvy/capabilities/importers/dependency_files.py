@@ -210,7 +210,7 @@ def _names_folder(path: Path) -> bool:
     """Return whether a table of dependencies in a file of TOML has a `path`. Raises ValueError."""
     try:
         tables: list[Any] = [tomllib.loads(path.read_text("utf-8"))]
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: this is no TOML: {error}") from None
     while tables:
         for key, value in tables.pop().items():
@@ -252,7 +252,7 @@ def _needs_uv(place: Path) -> bool:
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}  # it is not there, or uv or pip says what is wrong
 
 

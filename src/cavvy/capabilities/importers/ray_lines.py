@@ -111,7 +111,7 @@ def _add_environment(keys: dict[str, Any], text: str) -> None:
         return
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, Mapping):
         raise ValueError("--runtime-env-json is no table of JSON")

@@ -71,11 +71,11 @@ _OF_SLURM = re.compile(
     r"(srun|sbatch|salloc|squeue|scontrol)\b",
     re.MULTILINE,
 )
-# A command that starts one process for each of several GPUs of a node, and how many.
+# A command that starts one process for each of several GPUs of a node, and how many after it.
 _LAUNCHES = re.compile(
-    r"\b(torchrun|accelerate launch|deepspeed|torch\.distributed\.(?:run|launch))\b.*?"
-    r"\s--(?:nproc[-_]per[-_]node|num[-_]processes|num_gpus)[= ](\d{1,3})\b"
+    r"\b(torchrun|accelerate launch|deepspeed|torch\.distributed\.(?:run|launch))\b"
 )
+_PROCESSES = re.compile(r"\s--(?:nproc[-_]per[-_]node|num[-_]processes|num_gpus)[= ](\d{1,3})\b")
 _ON_CPUS = re.compile(r"\s--(?:use_)?cpu\b")
 _RAY_SUBMIT = re.compile(r"^[ \t]*ray job submit\b((?:[^\n\\]|\\.|\\\n)*)", re.MULTILINE)
 _DIRECTIVES = re.compile(r"^#(SBATCH|PBS)\s", re.MULTILINE)
@@ -194,9 +194,12 @@ def _list_unread(text: str) -> list[str]:
 
 def _list_launches(name: str, text: str) -> list[str]:
     """Say that a script starts processes for several GPUs, for which its job does not ask."""
-    commands = re.split(r"[\n;|&]", _COMMENT.sub("", text).replace("\\\n", " "))
-    launches = [_LAUNCHES.search(each) for each in commands if not _ON_CPUS.search(each)]
-    found = [(each[1], int(each[2])) for each in launches if each is not None]
+    found = []
+    for each in re.split(r"[\n;|&]", _COMMENT.sub("", text).replace("\\\n", " ")):
+        launcher = _LAUNCHES.search(each)
+        processes = launcher and _PROCESSES.search(each, launcher.end())
+        if launcher and processes and not _ON_CPUS.search(each):
+            found.append((launcher[1], int(processes[1])))
     program, count = max(found, key=lambda each: each[1], default=("", 1))
     if count < 2:
         return []
@@ -308,7 +311,7 @@ def _find_head(path: Path, text: str) -> tuple[int, dict[str, Any]] | None:
     line, content = found[0]
     try:
         return line, tomllib.loads("\n".join(each[2:] for each in content))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ValueError(f"{path}:{line}: the head `# /// script` is no TOML: {error}") from None
 
 

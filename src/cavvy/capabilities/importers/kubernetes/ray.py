@@ -7,10 +7,9 @@ What the operator does is in https://docs.ray.io/en/latest/cluster/kubernetes.
 import json
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from shlex import quote
 from typing import Any
-
-import yaml
 
 from cavvy.capabilities.importers.kubernetes.objects import (
     JobObject,
@@ -19,6 +18,7 @@ from cavvy.capabilities.importers.kubernetes.objects import (
     at,
     keep_table,
 )
+from cavvy.capabilities.importers.plain_yaml import load_plain
 from cavvy.domain.tasks import RetryPolicy, TaskSpec
 from cavvy.domain.values import replace
 from cavvy.spec.kept_keys import TranslationNotes
@@ -281,8 +281,8 @@ def _read_runtime(job: JobObject, spec: Values, kept: TranslationNotes) -> str:
     if not text:
         return ""
     try:
-        found = yaml.safe_load(str(text))
-    except yaml.YAMLError:
+        found = load_plain(Path("runtimeEnvYAML"), str(text))
+    except ValueError:
         found = None
     if not isinstance(found, dict):
         kept.refuse(job.mark, "spec.runtimeEnvYAML", "expected a table as YAML")
