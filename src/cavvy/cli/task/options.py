@@ -182,12 +182,13 @@ def _advise_words(context: click.Context, words: list[str]) -> str:
 
 def _advise_parameter(given: list[str], option: str) -> str:
     """Return how to set the parameter of the given task file that was written as an option."""
-    import yaml
+    from cavvy.spec import SpecError
+    from cavvy.spec.tree import read_table
 
     file = next((each for each in given if os.path.isfile(each)), "")
     try:
-        table = yaml.safe_load(Path(file).read_text()) if file else None
-    except (OSError, ValueError, yaml.YAMLError):
+        table = read_table(Path(file).read_text(), file) if file else None
+    except (OSError, ValueError, SpecError):
         return ""
     params = table.get("params") if isinstance(table, dict) else None
     names = list(params) if isinstance(params, dict) else []
