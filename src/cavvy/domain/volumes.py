@@ -2,7 +2,7 @@
 volume, the volume has a bill of its own, unless it is a folder of this machine.
 """
 
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 
 from cavvy.domain.events import Charge
 from cavvy.domain.ledger import LedgerSubject
@@ -42,6 +42,15 @@ class VolumeFolder(Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
     changed_at: datetime | None = None  # the newest of its files
     problem: str = ""
+
+
+def find_time(seconds: float) -> datetime | None:
+    """Return the time of a file, in seconds since 1970, or None if no year has it: jobs set these
+    times."""
+    try:
+        return datetime.fromtimestamp(int(seconds), UTC)
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 class VolumeTerms(Struct, frozen=True, kw_only=True):

@@ -11,8 +11,9 @@ from tests.contract.stand_in import STAND_IN
 
 from cavvy.api.routes import volumes
 from cavvy.domain.jobs import JobPhase
-from cavvy.providers.base import ProviderContext, Refused
+from cavvy.providers.base import ProviderContext, Refused, TryAgain
 from cavvy.providers.hosts.machine import this_machine
+from cavvy.providers.hosts.supervisor import volumes as supervisor
 from cavvy.providers.local import MANIFEST, provider
 from cavvy.providers.local.provider import LocalProvider
 
@@ -69,6 +70,24 @@ async def test_an_inventory_that_cannot_be_read_is_told(
     answer = await api.http.get(BASE)
     assert code(answer) == (409, "conflict")
     assert "the inventory has no hosts" in answer.text
+
+
+async def test_volumes_that_cannot_be_listed_are_told_and_hinder_no_other_provider(
+    api: Api, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk with errors."""
+
+    def fail(path: str) -> list[str]:
+        raise OSError(5, "Input/output error", path)
+
+    monkeypatch.setattr(supervisor, "_list_folders", fail)
+    answer = await api.http.get(BASE)
+    assert code(answer) == (409, "conflict")
+    assert "the volumes of this machine cannot be listed" in answer.text
+    local = api.app_state.control_plane.pool.providers["local"]
+    assert isinstance(local, LocalProvider)
+    with pytest.raises(TryAgain, match="cannot be listed"):
+        await local.volumes()
 
 
 async def test_a_removal_that_failed_says_where_the_rest_is(

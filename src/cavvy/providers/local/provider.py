@@ -4,7 +4,8 @@ import asyncio
 import os
 import shutil
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
@@ -207,7 +208,8 @@ class LocalProvider:
 
     async def volumes(self) -> Sequence[VolumeLocation]:
         region = (await self._discovered()).hostname
-        found = await asyncio.to_thread(list_names, self._home)
+        with _listing():
+            found = await asyncio.to_thread(list_names, self._home)
         return [
             VolumeLocation(
                 provider=self.manifest.name, names=(name,), region=region, project=project
@@ -216,7 +218,8 @@ class LocalProvider:
         ]
 
     async def folders(self, project: str) -> Sequence[VolumeFolder]:
-        return await asyncio.to_thread(list_folders, self._home, project)
+        with _listing():
+            return await asyncio.to_thread(list_folders, self._home, project)
 
     async def remove_folder(self, project: str, name: str) -> bool:
         try:
@@ -341,3 +344,12 @@ def limited(machine: ThisMachine, settings: Mapping[str, str | int | float | boo
 
 
 _DOCKER_SOCKET = "/var/run/docker.sock"
+
+
+@contextmanager
+def _listing() -> Iterator[None]:
+    """Convert the errors of a disk to TryAgain: other providers go on."""
+    try:
+        yield
+    except OSError as error:
+        raise TryAgain(f"the volumes of this machine cannot be listed: {error}") from error

@@ -1,41 +1,38 @@
 """The named volumes of this machine: folders, one for each project and name, which the agents of
-jobs make (`agent/data/mounts.py`).
+jobs make (`agent/data/mounts.py`). They lie as on hosts, and are listed and counted as there.
 """
 
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from secrets import token_hex
 
-from cavvy.domain.volumes import VolumeFolder
-from cavvy.trees import remove_tree, walk_tree
+from cavvy.domain.volumes import VolumeFolder, find_time
+from cavvy.providers.hosts.supervisor import volumes as supervisor
+from cavvy.trees import remove_tree
 
 _REMOVED = ".removed-"  # no volume has a name that begins with a dot
 _ongoing = set[Path]()  # what this process removes now, which no other removal touches
 
 
 def list_names(home: Path) -> Sequence[tuple[str, str]]:
-    """Return the project and the name of each volume."""
-    top = str(home / "volumes")
-    return [(project, name) for project in _list(top) for name in _list(f"{top}/{project}")]
+    """Return the project and the name of each volume. Raises OSError."""
+    found = supervisor.list_volumes(str(home))
+    return [(project, name) for project, names in found.items() for name in names]
 
 
 def list_folders(home: Path, project: str) -> Sequence[VolumeFolder]:
-    """Return the volumes of a project with their sizes, by name."""
-    above = str(home / "volumes" / project)
-    return [_count(f"{above}/{name}") for name in _list(above)]
-
-
-def _list(above: str) -> Sequence[str]:
-    """Return the names of the folders that are no leftovers of removals."""
-    try:
-        with os.scandir(above) as entries:
-            found = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
-    return sorted(each for each in found if not each.startswith("."))
+    """Return the volumes of a project with their sizes, by name. Raises OSError."""
+    return [
+        VolumeFolder(
+            name=each["name"],
+            files=each["files"],
+            size_bytes=each["size_bytes"],
+            changed_at=find_time(each["changed_at"]),
+        )
+        for each in supervisor.count_volumes(str(home), project)
+    ]
 
 
 def remove_folder(home: Path, project: str, name: str) -> bool:
@@ -62,23 +59,3 @@ def remove_folder(home: Path, project: str, name: str) -> bool:
         if each not in _ongoing:
             remove_tree(each, ignore_errors=True)
     return True
-
-
-def _count(top: str) -> VolumeFolder:
-    """Count the files and bytes on the disk. Files that are removed meanwhile count as none."""
-    files = size = 0
-    changed = 0.0
-    for folder, _, others in walk_tree(top):
-        with suppress(OSError):
-            changed = max(changed, os.lstat(folder).st_mtime)
-        for name in others:
-            with suppress(OSError):
-                about = os.lstat(os.path.join(folder, name))
-                files, size = files + 1, size + about.st_blocks * 512
-                changed = max(changed, about.st_mtime)
-    return VolumeFolder(
-        name=os.path.basename(top),
-        files=files,
-        size_bytes=size,
-        changed_at=datetime.fromtimestamp(int(changed), UTC),
-    )

@@ -14,7 +14,7 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from cavvy.domain.allocations import Host, VolumeLocation
 from cavvy.domain.offers import Offer
 from cavvy.domain.tasks import Objection, TaskSpec, VolumeKind
 from cavvy.domain.values import Struct
-from cavvy.domain.volumes import VolumeFolder
+from cavvy.domain.volumes import VolumeFolder, find_time
 from cavvy.providers.base import (
     GangSeen,
     GangSpec,
@@ -367,16 +367,8 @@ def _view_volume(volume: HostVolume, counted: Mapping[str, CountedVolume] | str)
         host=volume.host,
         files=found.files,
         size_bytes=found.size_bytes,
-        changed_at=_find_time(found.changed_at),
+        changed_at=find_time(found.changed_at),
     )
-
-
-def _find_time(seconds: float) -> datetime | None:
-    """Return a time that a host reports, or None if no year has it."""
-    try:
-        return datetime.fromtimestamp(int(seconds), UTC)
-    except (OverflowError, ValueError, OSError):
-        return None
 
 
 def _silence(link: SshLink[InventoryHost]) -> str:

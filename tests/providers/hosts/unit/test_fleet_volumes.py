@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from cavvy.domain.values import replace
+from cavvy.domain.volumes import find_time
 from cavvy.providers.base import NoCapacity, Refused, TryAgain
 from cavvy.providers.hosts.fleet.host_link import HostLink
 from cavvy.providers.hosts.fleet.launch_ledger import FleetIntent, FleetLedger
 from cavvy.providers.hosts.fleet.volumes import FleetVolumes
-from cavvy.providers.ssh.provider import _find_time
 from cavvy.providers.state import MemoryProviderState, ProviderState
 
 INTENT = FleetIntent(
@@ -103,8 +103,8 @@ async def test_a_hostile_host_fills_no_database_and_names_nothing_else() -> None
     await hosts.report("a", p=[f"w{number}" for number in range(5000)])
     await hosts.report("a", p=[f"w{number}" for number in range(5000)])
     assert len(await hosts.where()) == 1000
-    assert _find_time(1e300) is _find_time(-1e300) is None
-    assert _find_time(0.5) == datetime(1970, 1, 1, tzinfo=UTC)
+    assert find_time(1e300) is find_time(-1e300) is None
+    assert find_time(0.5) == datetime(1970, 1, 1, tzinfo=UTC)
 
 
 async def test_a_volume_that_a_launch_is_about_to_make_is_not_forgotten() -> None:

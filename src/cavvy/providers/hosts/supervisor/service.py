@@ -36,6 +36,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 from .facts import try_agent
 from .files import (
@@ -277,7 +278,10 @@ class HostSupervisor:
         volumes, with the host's time.
         """
         gangs = [self._look(name) for name in self._names()]
-        return {"now": time.time(), "gangs": gangs, "volumes": list_volumes(self._root)}
+        volumes = None
+        with suppress(OSError):
+            volumes = list_volumes(self._root)
+        return {"now": time.time(), "gangs": gangs, "volumes": volumes}
 
     def do_remove(self, asked: Fields) -> Fields:
         """Stop a gang. Agents that still run after the grace period are killed. If `forbid` is set,

@@ -28,13 +28,10 @@ def make_volumes(root: str, project: str, names: list[str]) -> None:
             os.mkdir(path, 0o755)
 
 
-def list_volumes(root: str) -> dict[str, list[str]] | None:
-    """Return the names of the volumes by project, or None if they cannot be read now."""
-    try:
-        projects = _list_folders(root + "/volumes")
-        return {each: _list_folders(f"{root}/volumes/{each}") for each in projects}
-    except OSError:
-        return None
+def list_volumes(root: str) -> dict[str, list[str]]:
+    """Return the names of the volumes by project. Raises OSError."""
+    projects = _list_folders(root + "/volumes")
+    return {each: _list_folders(f"{root}/volumes/{each}") for each in projects}
 
 
 def count_volumes(root: str, project: str) -> list[Fields]:
@@ -62,7 +59,7 @@ def _list_folders(path: str) -> list[str]:
     try:
         with os.scandir(path) as entries:
             found = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(each for each in found if NAME.fullmatch(each))
 
