@@ -158,7 +158,7 @@ class HostSupervisor:
             answer = {"id": asked["id"], "kind": "again", "error": str(error)}
         except ValueError as error:
             answer = {"id": asked["id"], "kind": "refused", "error": str(error)}
-        except Exception as error:  # noqa: BLE001 - else nobody would learn why the connection ends
+        except Exception as error:  # noqa: BLE001 - a connection that ends would not say why
             text = f"the supervisor failed: {type(error).__name__}: {error}"
             answer = {"id": asked["id"], "kind": "again", "error": text}
         self._say(answer)
